@@ -1,0 +1,37 @@
+//! Rules of a ReferenceGrant.
+
+use super::path::Path;
+use super::rule::Rule;
+use super::violation::{Findings, Violation, quote};
+use super::{Context, Validate, names};
+use crate::v1alpha1::{GrantFromKind, GrantToKind, ReferenceGrant};
+
+impl Validate for ReferenceGrant {
+    fn validate(&self, _context: &Context<'_>) -> Vec<Violation> {
+        let mut out = Findings::default();
+        let spec = Path::root().field("spec");
+        for (index, from) in self.spec.from.iter().enumerate() {
+            let at = spec.field("from").index(index);
+            names::check_namespace(&at.field("namespace"), &from.namespace, &mut out);
+            // Only PipelineRuns name Pipelines and only Pipelines name Secrets: anything else would never be used.
+            let target = match from.kind {
+                GrantFromKind::PipelineRun => GrantToKind::Pipeline,
+                GrantFromKind::Pipeline => GrantToKind::Secret,
+            };
+            if !self.spec.to.iter().any(|to| to.kind == target) {
+                let message = format!(
+                    "a {} refers to a {target}, and spec.to names none",
+                    quote(&from.kind.to_string())
+                );
+                let fix = format!("add {{kind: {target}}} to spec.to, or remove this entry");
+                out.add(&at.field("kind"), Rule::GrantUseless, message, fix);
+            }
+        }
+        for (index, to) in self.spec.to.iter().enumerate() {
+            if let Some(name) = &to.name {
+                names::check_object(&spec.field("to").index(index).field("name"), name, &mut out);
+            }
+        }
+        out.into_vec()
+    }
+}

@@ -1,0 +1,92 @@
+//! One set of rules for everybody: the webhook, the operator before it acts, and the offline `validate` command call the
+//! same functions, so they cannot disagree. Pure: what a rule must know of other objects comes in through `Context`.
+//!
+//! Objects that arrive as text or JSON go through [`check`], which first holds them against the schema of their CRD.
+//! Objects that the API server stored satisfy the schema already: [`Validate::validate`] is enough for them.
+
+mod bucket;
+mod endpoint;
+mod env;
+mod grant;
+mod image;
+mod names;
+mod path;
+mod pipeline;
+mod pipeline_run;
+mod policy;
+mod quantity;
+mod reference;
+mod rule;
+mod schema;
+mod suggest;
+mod time;
+mod violation;
+
+pub use endpoint::EndpointPolicy;
+pub use pipeline_run::FailureLimit;
+pub use rule::Rule;
+pub use schema::{Kind, default};
+pub use time::parse_duration;
+pub use violation::Violation;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, ReferenceGrant};
+use violation::Findings;
+
+/// What rules know beyond the object itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Context<'a> {
+    /// Addresses that an administrator allows endpoints to have, beyond the public default.
+    pub endpoints: EndpointPolicy<'a>,
+    /// All grants of the cluster; `None` where they are not known (offline), and then cross-namespace references pass.
+    pub grants: Option<&'a [ReferenceGrant]>,
+    /// The Pipeline that a run refers to, if it is known.
+    pub pipeline: Option<&'a Pipeline>,
+    /// The run as it was before an update.
+    pub old_run: Option<&'a PipelineRun>,
+}
+
+/// An object that knows whether it is valid.
+pub trait Validate {
+    /// Everything that is wrong with it; empty if nothing is.
+    fn validate(&self, context: &Context<'_>) -> Vec<Violation>;
+}
+
+/// Checks an object as a person wrote it: fields and types against the CRD's own schema, defaults as the API server
+/// fills them in, then the rules. `None` if it is not a kind of this API.
+pub fn check(object: &Value, context: &Context<'_>) -> Option<Vec<Violation>> {
+    let kind = Kind::of(object)?;
+    let mut violations = schema::shape(kind, object);
+    let defaulted = default(kind, object);
+    let more = match kind {
+        Kind::Pipeline => parsed::<Pipeline>(defaulted, context),
+        Kind::PipelineRun => parsed::<PipelineRun>(defaulted, context),
+        Kind::PipelinePolicy => parsed::<PipelinePolicy>(defaulted, context),
+        Kind::ReferenceGrant => parsed::<ReferenceGrant>(defaulted, context),
+    };
+    match more {
+        Ok(more) => violations.extend(more),
+        // The shape explains what cannot be read; this is for what it does not know (a type nested in Kubernetes' own).
+        Err(error) if violations.is_empty() => {
+            let mut findings = Findings::default();
+            findings.add(
+                &path::Path::root(),
+                Rule::WrongType,
+                error.to_string(),
+                "correct the type of this field",
+            );
+            violations = findings.into_vec();
+        }
+        Err(_) => {}
+    }
+    Some(violations)
+}
+
+fn parsed<T: DeserializeOwned + Validate>(
+    object: Value,
+    context: &Context<'_>,
+) -> Result<Vec<Violation>, serde_json::Error> {
+    Ok(serde_json::from_value::<T>(object)?.validate(context))
+}

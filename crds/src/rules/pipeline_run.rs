@@ -1,0 +1,225 @@
+//! Rules of a PipelineRun.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::EnvVar;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde::Serialize;
+
+use super::path::Path;
+use super::reference::{self, Reference};
+use super::rule::Rule;
+use super::violation::{Findings, Violation, quote};
+use super::{Context, Validate, bucket, env, names, time};
+use crate::run_id::{RunId, RunIdError};
+use crate::v1alpha1::{
+    Execution, GrantFromKind, GrantToKind, Pipeline, PipelineRun, PipelineRunSpec, QueueKeys, RunSource,
+};
+
+/// A lost node needs this long to be told from a slow one; shorter would hand out files that are being processed.
+const PENDING_TIMEOUT_MIN: Duration = Duration::from_secs(10);
+/// Pods need about a second to start; a shorter limit could never be kept.
+const TIMEOUT_MIN: Duration = Duration::from_secs(1);
+
+/// A run has a million files; nine digits are plenty, and every reader of the object can hold them.
+const COUNT_MAX: u64 = 999_999_999;
+
+/// How many files may fail, as `maxFailedFiles` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureLimit {
+    /// So many files.
+    Count(u64),
+    /// So many of a hundred files.
+    Percent(u8),
+}
+
+impl FailureLimit {
+    /// Reads the field; `None` if it is neither a count nor a percentage.
+    pub fn parse(limit: &IntOrString) -> Option<Self> {
+        match limit {
+            IntOrString::Int(count) => {
+                u64::try_from(*count).ok().filter(|count| *count <= COUNT_MAX).map(Self::Count)
+            }
+            IntOrString::String(text) if !text.starts_with(|c: char| c.is_ascii_digit()) => None,
+            IntOrString::String(text) => match text.strip_suffix('%') {
+                Some(percent) => percent.parse().ok().filter(|percent| *percent <= 100).map(Self::Percent),
+                None => text.parse().ok().filter(|count| *count <= COUNT_MAX).map(Self::Count),
+            },
+        }
+    }
+}
+
+impl Validate for PipelineRun {
+    fn validate(&self, context: &Context<'_>) -> Vec<Violation> {
+        let mut out = Findings::default();
+        let field = Path::root().field("spec");
+        let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
+        let PipelineRunSpec { pipeline_ref, source, env: variables, execution, queue, suspend: _ } =
+            &self.spec;
+
+        let at_ref = field.field("pipelineRef");
+        names::check_object(&at_ref.field("name"), &pipeline_ref.name, &mut out);
+        let reference = Reference {
+            from: GrantFromKind::PipelineRun,
+            from_namespace: namespace,
+            to: GrantToKind::Pipeline,
+            to_namespace: pipeline_ref.namespace.as_deref(),
+            to_name: &pipeline_ref.name,
+        };
+        reference::check(&at_ref.field("namespace"), &reference, context, &mut out);
+        if let Some(source) = source {
+            check_source(&field.field("source"), source, context.pipeline, &mut out);
+        }
+        env::check(&field.field("env"), variables, &mut out);
+        check_execution(&field.field("execution"), execution, &mut out);
+        if let Some(queue) = queue {
+            check_queue(&field.field("queue"), queue, &mut out);
+        }
+        if let Some(old) = context.old_run {
+            check_unchanged(&field, &self.spec, &old.spec, &mut out);
+        }
+        out.into_vec()
+    }
+}
+
+fn check_source(field: &Path, source: &RunSource, pipeline: Option<&Pipeline>, out: &mut Findings) {
+    let RunSource { prefix, include, exclude } = source;
+    if let Some(prefix) = prefix {
+        let at = field.field("prefix");
+        bucket::check_prefix(&at, prefix, out);
+        if let Some(pipeline) = pipeline {
+            let whole = &pipeline.spec.source.bucket.prefix;
+            if !prefix.starts_with(whole.as_str()) {
+                let message =
+                    format!("{} lies outside the Pipeline's prefix {}", quote(prefix), quote(whole));
+                out.add(&at, Rule::RunPrefix, message, format!("begin it with {}", quote(whole)));
+            }
+        }
+    }
+    bucket::check_globs(&field.field("include"), include.as_deref().unwrap_or_default(), out);
+    bucket::check_globs(&field.field("exclude"), exclude.as_deref().unwrap_or_default(), out);
+}
+
+fn check_execution(field: &Path, execution: &Execution, out: &mut Findings) {
+    time::check(&field.field("pendingTimeout"), &execution.pending_timeout, PENDING_TIMEOUT_MIN, out);
+    let backoff = field.field("retryBackoff");
+    let initial =
+        time::check(&backoff.field("initial"), &execution.retry_backoff.initial, Duration::ZERO, out);
+    let max = time::check(&backoff.field("max"), &execution.retry_backoff.max, Duration::ZERO, out);
+    if let (Some(initial), Some(max)) = (initial, max)
+        && initial > max
+    {
+        let message = format!(
+            "{} is longer than max, {}",
+            quote(&execution.retry_backoff.initial),
+            quote(&execution.retry_backoff.max)
+        );
+        out.add(&backoff.field("initial"), Rule::BackoffOrder, message, "lower initial or raise max");
+    }
+    let limit = |name: &str, text: &Option<String>, out: &mut Findings| {
+        text.as_ref().and_then(|text| {
+            time::check(&field.field(name), text, TIMEOUT_MIN, out).map(|limit| (limit, text.clone()))
+        })
+    };
+    let file_timeout = limit("fileTimeout", &execution.file_timeout, out);
+    let timeout = limit("timeout", &execution.timeout, out);
+    if let (Some((file, file_text)), Some((run, run_text))) = (file_timeout, timeout)
+        && file > run
+    {
+        let message = format!(
+            "{} is longer than timeout, {}, the limit of the whole run",
+            quote(&file_text),
+            quote(&run_text)
+        );
+        out.add(
+            &field.field("fileTimeout"),
+            Rule::FileTimeout,
+            message,
+            "lower fileTimeout or raise timeout",
+        );
+    }
+    if let Some(limit) = &execution.max_failed_files {
+        check_max_failed(&field.field("maxFailedFiles"), limit, out);
+    }
+}
+
+fn check_max_failed(field: &Path, limit: &IntOrString, out: &mut Findings) {
+    if FailureLimit::parse(limit).is_some() {
+        return;
+    }
+    let written = match limit {
+        IntOrString::Int(count) => count.to_string(),
+        IntOrString::String(text) => quote(text),
+    };
+    let message = format!("{written} is neither a count nor a percentage");
+    out.add(field, Rule::MaxFailedFiles, message, "write a count such as 5, or a percentage from 0% to 100%");
+}
+
+fn check_queue(field: &Path, queue: &QueueKeys, out: &mut Findings) {
+    const FORM: &str =
+        "write stream: pr:<runId>:work and group: cg:<runId>, or leave queue out and both are derived";
+    let Err(error) = RunId::from_keys(queue) else { return };
+    let (at, rule) = match &error {
+        RunIdError::Incomplete if queue.stream.is_none() => (field.field("stream"), Rule::QueueKeysBoth),
+        RunIdError::Incomplete => (field.field("group"), Rule::QueueKeysBoth),
+        RunIdError::Stream(_) => (field.field("stream"), Rule::QueueKey),
+        RunIdError::Group(_) => (field.field("group"), Rule::QueueKey),
+        RunIdError::Malformed(_) => (field.clone(), Rule::RunId),
+        RunIdError::Different { .. } => (field.clone(), Rule::QueueKeysRunId),
+    };
+    out.add(&at, rule, error.to_string(), FORM);
+}
+
+/// Everything but parallelism, maxFailedFiles and suspend: what a run does is decided when it is created.
+fn check_unchanged(field: &Path, new: &PipelineRunSpec, old: &PipelineRunSpec, out: &mut Findings) {
+    let at = field.field("execution");
+    let mut unchanged = Unchanged { out };
+    unchanged.check(&field.field("pipelineRef"), &new.pipeline_ref, &old.pipeline_ref);
+    unchanged.check(&field.field("source"), &new.source, &old.source);
+    unchanged.check(&field.field("env"), &by_name(&new.env), &by_name(&old.env));
+    unchanged.check(&field.field("queue"), &new.queue, &old.queue);
+    let (new, old) = (&new.execution, &old.execution);
+    unchanged.check(&at.field("maxAttempts"), &new.max_attempts, &old.max_attempts);
+    unchanged.check(&at.field("pendingTimeout"), &new.pending_timeout, &old.pending_timeout);
+    unchanged.check(&at.field("retryBackoff"), &new.retry_backoff, &old.retry_backoff);
+    unchanged.check(&at.field("fileTimeout"), &new.file_timeout, &old.file_timeout);
+    unchanged.check(&at.field("timeout"), &new.timeout, &old.timeout);
+    let codes = at.field("nonRetryableExitCodes");
+    let set = |codes: &[i32]| codes.iter().copied().collect::<BTreeSet<_>>();
+    unchanged.check(&codes, &set(&new.non_retryable_exit_codes), &set(&old.non_retryable_exit_codes));
+}
+
+/// A list that is a map to the API server: its order means nothing.
+fn by_name(env: &[EnvVar]) -> Vec<&EnvVar> {
+    let mut env: Vec<&EnvVar> = env.iter().collect();
+    env.sort_by(|a, b| a.name.cmp(&b.name));
+    env
+}
+
+struct Unchanged<'a> {
+    out: &'a mut Findings,
+}
+
+impl Unchanged<'_> {
+    fn check<T: PartialEq + Serialize>(&mut self, field: &Path, new: &T, old: &T) {
+        if new == old {
+            return;
+        }
+        let shown = |value: &T| {
+            let text = serde_json::to_string(value).unwrap_or_default();
+            if text == "null" || text == "[]" { "absent".to_owned() } else { text.chars().take(80).collect() }
+        };
+        let message = format!(
+            "it cannot be changed from {} to {}: a run happens once, and of its spec only execution.parallelism, execution.maxFailedFiles and suspend may change",
+            shown(old),
+            shown(new)
+        );
+        self.out.add(
+            field,
+            Rule::Immutable,
+            message,
+            "put it back as it was, and create a new PipelineRun with the new value",
+        );
+    }
+}

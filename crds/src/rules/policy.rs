@@ -1,0 +1,252 @@
+//! Rules of a PipelinePolicy: everything in it compiles before it is stored.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use jsonschema::PatternOptions;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube_cel::cel::Program;
+use regex::{Regex, RegexBuilder};
+use serde_json::Value;
+
+use super::path::Path;
+use super::rule::Rule;
+use super::violation::{Findings, Violation, quote};
+use super::{Context, Validate, names, quantity, suggest, time};
+use crate::v1alpha1::{PipelinePolicy, PipelinePolicySpec, PolicyRange, PolicyRule};
+
+/// Memory that one compiled regular expression may take: generous for a hand-written one, small against a hostile one.
+const REGEX_BYTES_MAX: usize = 256 * 1024;
+
+impl Validate for PipelinePolicy {
+    fn validate(&self, _context: &Context<'_>) -> Vec<Violation> {
+        let mut out = Findings::default();
+        let spec = Path::root().field("spec");
+        let PipelinePolicySpec { namespace_selector, applies_to: _, action: _, rules, defaults } = &self.spec;
+        if rules.is_empty() && defaults.is_empty() {
+            let fix = "add at least one entry to spec.rules or spec.defaults";
+            out.add(
+                &spec,
+                Rule::PolicyEmpty,
+                "the policy has neither rules nor defaults and does nothing",
+                fix,
+            );
+        }
+        if let Some(selector) = namespace_selector {
+            check_selector(&spec.field("namespaceSelector"), selector, &mut out);
+        }
+        let mut seen = HashMap::new();
+        for (index, rule) in rules.iter().enumerate() {
+            let at = spec.field("rules").index(index);
+            if let Some(first) = seen.insert(&rule.name, index) {
+                let message = format!("{} is also the name of spec.rules[{first}]", quote(&rule.name));
+                out.add(&at.field("name"), Rule::PolicyRuleName, message, "give each rule a name of its own");
+            }
+            if !names::is_dns_label(&rule.name) {
+                let message = format!("{} is not a rule name", quote(&rule.name));
+                out.add(
+                    &at.field("name"),
+                    Rule::PolicyRuleName,
+                    message,
+                    names::name_fix(" and hyphens", &rule.name),
+                );
+            }
+            check_rule(&at, rule, &mut out);
+        }
+        let mut defaulted = HashMap::new();
+        for (index, default) in defaults.iter().enumerate() {
+            let at = spec.field("defaults").index(index).field("field");
+            check_field_path(&at, &default.field, &mut out);
+            if let Some(first) = defaulted.insert(&default.field, index) {
+                let message =
+                    format!("{} already has a default in spec.defaults[{first}]", quote(&default.field));
+                out.add(&at, Rule::PolicyField, message, "keep one of the two");
+            }
+        }
+        out.into_vec()
+    }
+}
+
+/// A selector that selects nothing by mistake would leave a policy without effect, and nobody would notice.
+fn check_selector(at: &Path, selector: &LabelSelector, out: &mut Findings) {
+    const OPERATORS: [&str; 4] = ["In", "NotIn", "Exists", "DoesNotExist"];
+    names::check_labels_of(
+        &at.field("matchLabels"),
+        selector.match_labels.iter().flatten(),
+        Rule::PolicySelector,
+        out,
+    );
+    for (index, requirement) in selector.match_expressions.iter().flatten().enumerate() {
+        let at = at.field("matchExpressions").index(index);
+        let operator = requirement.operator.as_str();
+        let values = requirement.values.as_ref().map_or(0, Vec::len);
+        if !OPERATORS.contains(&operator) {
+            let message = format!("{} is not one of {}", quote(operator), OPERATORS.join(", "));
+            out.add(&at.field("operator"), Rule::PolicySelector, message, suggest::fix(operator, &OPERATORS));
+        } else if matches!(operator, "In" | "NotIn") == (values == 0) {
+            let message = format!("{operator} with {values} values selects nothing sensible");
+            out.add(
+                &at.field("values"),
+                Rule::PolicySelector,
+                message,
+                "give values to In and NotIn, and none to the others",
+            );
+        }
+    }
+}
+
+fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
+    let PolicyRule { name: _, message: _, cel, field, regex, range, required, forbidden, schema } = rule;
+    let checks =
+        [regex.is_some(), range.is_some(), required.is_some(), forbidden.is_some(), schema.is_some()]
+            .into_iter()
+            .filter(|set| *set)
+            .count();
+    match (cel, field) {
+        (Some(_), None) if checks > 0 => {
+            let message = "cel stands alone, and regex, range, required, forbidden and schema check a field";
+            out.add(at, Rule::PolicyRuleForm, message, "write a rule for each");
+        }
+        (Some(cel), None) => check_cel(&at.field("cel"), cel, out),
+        (None, Some(_)) if checks != 1 => {
+            let message = format!("the rule has a field and {checks} checks for it");
+            out.add(
+                at,
+                Rule::PolicyRuleForm,
+                message,
+                "write exactly one of regex, range, required, forbidden and schema",
+            );
+        }
+        (None, Some(field)) => check_field_path(&at.field("field"), field, out),
+        (Some(_), Some(_)) => {
+            out.add(at, Rule::PolicyRuleForm, "the rule has both cel and field", "write a rule for each");
+        }
+        (None, None) => {
+            let fix = "write cel, or field with one of regex, range, required, forbidden and schema";
+            out.add(at, Rule::PolicyRuleForm, "the rule has neither cel nor field and checks nothing", fix);
+        }
+    }
+    for (name, value) in [("required", required), ("forbidden", forbidden)] {
+        if *value == Some(false) {
+            out.add(
+                &at.field(name),
+                Rule::PolicyRuleForm,
+                "false says nothing",
+                format!("write {name}: true, or remove the rule"),
+            );
+        }
+    }
+    if let Some(regex) = regex
+        && let Err(error) = RegexBuilder::new(regex).size_limit(REGEX_BYTES_MAX).build()
+    {
+        let message =
+            format!("{} is not a usable regular expression ({})", quote(regex), one_line(&error.to_string()));
+        out.add(
+            &at.field("regex"),
+            Rule::PolicyRegex,
+            message,
+            "use RE2 syntax, without look-around and back-references",
+        );
+    }
+    if let Some(range) = range {
+        check_range(&at.field("range"), range, out);
+    }
+    if let Some(schema) = schema {
+        check_schema(&at.field("schema"), schema, out);
+    }
+}
+
+fn check_cel(at: &Path, cel: &str, out: &mut Findings) {
+    if let Err(error) = Program::compile(cel) {
+        let message = format!("{} is not a CEL expression ({})", quote(cel), one_line(&error.to_string()));
+        out.add(at, Rule::PolicyCel, message, "write an expression that is true for what is allowed, for example object.spec.execution.parallelism <= 50");
+    }
+}
+
+fn check_schema(at: &Path, schema: &Value, out: &mut Findings) {
+    // The linear-time engine: a pattern must not be able to stall admission.
+    let compiled = jsonschema::options()
+        .with_pattern_options(PatternOptions::regex().size_limit(REGEX_BYTES_MAX))
+        .build(schema);
+    if let Err(error) = compiled {
+        let message = format!("it is not a usable JSON Schema ({})", one_line(&error.to_string()));
+        out.add(
+            at,
+            Rule::PolicySchema,
+            message,
+            "correct it; references must stay within the schema (#/$defs/…)",
+        );
+    }
+}
+
+/// `spec.filters[*].image`, `metadata.labels["acme.example/team"]`: names, indexes, `[*]` and quoted keys.
+fn check_field_path(at: &Path, path: &str, out: &mut Findings) {
+    let begins_well = ["spec", "metadata"].contains(&path.split(['.', '[']).next().unwrap_or_default());
+    if !begins_well || !FIELD_PATH.is_match(path) {
+        let message = format!("{} is not a field path", quote(path));
+        let fix = "begin with spec or metadata, separate names with dots and go over a list with [*]: spec.filters[*].image";
+        out.add(at, Rule::PolicyField, message, fix);
+    }
+}
+
+static FIELD_PATH: LazyLock<Regex> = LazyLock::new(|| {
+    let subscript = r#"\[(\*|[0-9]{1,9}|"[^"\\\[\]]+")\]"#;
+    names::constant(&format!("^[A-Za-z0-9_-]+({subscript})*([.][A-Za-z0-9_-]+({subscript})*)*$"))
+});
+
+/// What a bound can mean: `15m` is both 15 minutes and 15 thousandths, until the other bound or the field decides.
+struct Bound {
+    quantity: Option<i128>,
+    duration: Option<Duration>,
+}
+
+fn check_range(at: &Path, range: &PolicyRange, out: &mut Findings) {
+    let PolicyRange { min, max } = range;
+    if min.is_none() && max.is_none() {
+        out.add(at, Rule::PolicyRange, "it has neither min nor max", "write min, max or both");
+    }
+    let min = min.as_ref().and_then(|min| check_bound(&at.field("min"), min, out));
+    let max = max.as_ref().and_then(|max| check_bound(&at.field("max"), max, out));
+    let (Some(min), Some(max)) = (min, max) else { return };
+    let ordered = match (min, max) {
+        (Bound { duration: Some(min), .. }, Bound { duration: Some(max), .. }) => min <= max,
+        (Bound { quantity: Some(min), .. }, Bound { quantity: Some(max), .. }) => min <= max,
+        _ => {
+            let fix = "write both as numbers, both as quantities or both as durations";
+            out.add(at, Rule::PolicyRange, "min and max are of different kinds", fix);
+            return;
+        }
+    };
+    if !ordered {
+        out.add(at, Rule::PolicyRange, "min is above max, so that nothing satisfies it", "swap them");
+    }
+}
+
+fn check_bound(at: &Path, bound: &IntOrString, out: &mut Findings) -> Option<Bound> {
+    let text = match bound {
+        IntOrString::Int(number) => number.to_string(),
+        IntOrString::String(text) => text.clone(),
+    };
+    let digits = text.trim_start_matches('-');
+    if digits.len() > 9 && digits.chars().all(|c| c.is_ascii_digit()) {
+        let message = format!("{} has more than nine digits", quote(&text));
+        out.add(at, Rule::PolicyRange, message, "write it with a unit, for example 5G");
+        return None;
+    }
+    let bound = Bound { quantity: quantity::parse(&text), duration: time::parse_duration(&text) };
+    if bound.quantity.is_none() && bound.duration.is_none() {
+        let message = format!("{} is not a number, quantity or duration", quote(&text));
+        out.add(at, Rule::PolicyRange, message, "write for example 10, 4Gi or 2h");
+        return None;
+    }
+    Some(bound)
+}
+
+/// Errors of parsers come with a picture of the source; a message has one line.
+fn one_line(text: &str) -> String {
+    const SHOWN: usize = 160;
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(SHOWN).collect()
+}

@@ -1,0 +1,241 @@
+//! An object as a person wrote it, held against the schema of its CRD: unknown fields, missing ones, wrong types, words
+//! that are not allowed, bounds. The schema is the one that is installed, so this cannot disagree with the API server.
+//!
+//! Patterns and CEL rules of the schema are not evaluated here: each has a rule with a better message.
+
+use std::sync::LazyLock;
+
+use kube::CustomResourceExt;
+use serde_json::{Map, Value};
+use strum::{Display, EnumString, VariantNames};
+
+use super::path::Path;
+use super::rule::Rule;
+use super::suggest;
+use super::violation::{Findings, Violation, quote};
+use crate::definitions::definition;
+use crate::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, ReferenceGrant};
+
+/// The kinds of this API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString, VariantNames)]
+#[allow(missing_docs)]
+pub enum Kind {
+    Pipeline,
+    PipelineRun,
+    PipelinePolicy,
+    ReferenceGrant,
+}
+
+const API_VERSION: &str = "filter.plainsight.ai/v1alpha1";
+
+impl Kind {
+    /// The kind of an object, `None` if it is not one of this API.
+    pub fn of(object: &Value) -> Option<Self> {
+        (object.get("apiVersion")?.as_str()? == API_VERSION).then_some(())?;
+        object.get("kind")?.as_str()?.parse().ok()
+    }
+
+    fn schema(self) -> &'static Value {
+        static PIPELINE: LazyLock<Value> = LazyLock::new(schema_of::<Pipeline>);
+        static PIPELINE_RUN: LazyLock<Value> = LazyLock::new(schema_of::<PipelineRun>);
+        static PIPELINE_POLICY: LazyLock<Value> = LazyLock::new(schema_of::<PipelinePolicy>);
+        static REFERENCE_GRANT: LazyLock<Value> = LazyLock::new(schema_of::<ReferenceGrant>);
+        match self {
+            Self::Pipeline => &PIPELINE,
+            Self::PipelineRun => &PIPELINE_RUN,
+            Self::PipelinePolicy => &PIPELINE_POLICY,
+            Self::ReferenceGrant => &REFERENCE_GRANT,
+        }
+    }
+}
+
+fn schema_of<K: CustomResourceExt>() -> Value {
+    let versions = definition::<K>().spec.versions;
+    let schema = versions.into_iter().next().and_then(|version| version.schema?.open_api_v3_schema);
+    serde_json::to_value(schema).unwrap_or_default()
+}
+
+/// The object with the defaults that the API server fills in. Doing it again changes nothing.
+pub fn default(kind: Kind, object: &Value) -> Value {
+    kube_cel::apply_defaults(kind.schema(), &without_nulls(object))
+}
+
+/// The API server drops nulls before it defaults, because no field of this API is nullable.
+fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => Value::Object(
+            fields
+                .iter()
+                .filter(|(_, value)| !value.is_null())
+                .map(|(key, value)| (key.clone(), without_nulls(value)))
+                .collect(),
+        ),
+        Value::Array(items) => Value::Array(items.iter().map(without_nulls).collect()),
+        other => other.clone(),
+    }
+}
+
+/// What of an object does not fit the schema of its kind.
+pub(super) fn shape(kind: Kind, object: &Value) -> Vec<Violation> {
+    let mut out = Findings::default();
+    if let Value::Object(fields) = object {
+        let schema = kind.schema();
+        let known = ["apiVersion", "kind", "metadata", "spec", "status"];
+        for name in fields.keys().filter(|name| !known.contains(&name.as_str())) {
+            unknown_field(&Path::root(), name, known.into_iter(), &mut out);
+        }
+        let spec = Path::root().field("spec");
+        match fields.get("spec") {
+            Some(value) => walk(&spec, &schema["properties"]["spec"], value, &mut out),
+            None => out.add(&spec, Rule::MissingField, "it is missing", "add it"),
+        }
+    }
+    out.into_vec()
+}
+
+fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings) {
+    let free = schema["x-kubernetes-preserve-unknown-fields"] == true;
+    if schema["x-kubernetes-int-or-string"] == true {
+        if value.as_i64().is_some_and(|number| i32::try_from(number).is_err()) {
+            out.add(
+                at,
+                Rule::NumberRange,
+                format!("{value} is too large for this field"),
+                "write it with a unit, for example \"5G\"",
+            );
+        } else if !value.is_i64() && !value.is_string() {
+            wrong_type(at, "a whole number or a text", value, out);
+        } else if let Value::String(text) = value {
+            check_text(at, schema, text, out);
+        }
+        return;
+    }
+    match (schema["type"].as_str(), value) {
+        (Some("object"), Value::Object(_)) if free => {}
+        (Some("object"), Value::Object(fields)) => walk_object(at, schema, fields, out),
+        (Some("array"), Value::Array(items)) => {
+            check_bounds(
+                at,
+                schema,
+                ("minItems", "maxItems"),
+                items.len() as f64,
+                "entries",
+                Rule::ListLength,
+                out,
+            );
+            for (index, item) in items.iter().enumerate() {
+                walk(&at.index(index), &schema["items"], item, out);
+            }
+        }
+        (Some("string"), Value::String(text)) => check_text(at, schema, text, out),
+        (Some("integer"), Value::Number(number)) if number.is_i64() || number.is_u64() => {
+            check_bounds(
+                at,
+                schema,
+                ("minimum", "maximum"),
+                number.as_f64().unwrap_or(f64::MAX),
+                "",
+                Rule::NumberRange,
+                out,
+            );
+        }
+        (Some("number"), Value::Number(_)) | (Some("boolean"), Value::Bool(_)) => {}
+        (Some(expected), other) => wrong_type(at, expected, other, out),
+        (None, _) => {}
+    }
+}
+
+fn walk_object(at: &Path, schema: &Value, fields: &Map<String, Value>, out: &mut Findings) {
+    let properties = schema["properties"].as_object();
+    let present = fields.iter().filter(|(_, value)| !value.is_null());
+    for (name, value) in present {
+        match (properties.and_then(|known| known.get(name)), &schema["additionalProperties"]) {
+            (Some(property), _) => walk(&at.field(name), property, value, out),
+            (None, Value::Object(_)) => walk(&at.field(name), &schema["additionalProperties"], value, out),
+            (None, _) => {
+                unknown_field(at, name, properties.into_iter().flat_map(Map::keys).map(String::as_str), out)
+            }
+        }
+    }
+    for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        if fields.get(name).is_none_or(Value::is_null) {
+            let what = properties
+                .and_then(|known| known.get(name)?.get("description")?.as_str())
+                .unwrap_or_default();
+            let what = what.split('\n').next().unwrap_or_default().trim_end_matches('.');
+            let fix = if what.is_empty() { "add it".to_owned() } else { format!("add it: {what}") };
+            out.add(&at.field(name), Rule::MissingField, "it is missing", fix);
+        }
+    }
+}
+
+fn check_text(at: &Path, schema: &Value, text: &str, out: &mut Findings) {
+    let allowed: Vec<&str> =
+        schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if !allowed.is_empty() && !allowed.contains(&text) {
+        let message = format!("{} is not one of {}", quote(text), allowed.join(", "));
+        out.add(at, Rule::UnknownValue, message, suggest::fix(text, &allowed));
+        return;
+    }
+    let length = text.chars().count() as f64;
+    check_bounds(at, schema, ("minLength", "maxLength"), length, "characters", Rule::TextLength, out);
+}
+
+fn check_bounds(
+    at: &Path,
+    schema: &Value,
+    keys: (&str, &str),
+    actual: f64,
+    unit: &str,
+    rule: Rule,
+    out: &mut Findings,
+) {
+    let (min, max) = (schema[keys.0].as_f64(), schema[keys.1].as_f64());
+    if min.is_some_and(|min| actual < min) || max.is_some_and(|max| actual > max) {
+        let range = match (min, max) {
+            (Some(min), Some(max)) => format!("{min} to {max}"),
+            (Some(min), None) => format!("at least {min}"),
+            (None, max) => format!("at most {}", max.unwrap_or_default()),
+        };
+        let (verb, unit) = if unit.is_empty() { ("is", String::new()) } else { ("has", format!(" {unit}")) };
+        let message = format!("it {verb} {actual}{unit}, but {range} can be used");
+        let fix = format!("write {range}{unit}");
+        out.add(at, rule, message, fix);
+    }
+}
+
+fn wrong_type(at: &Path, expected: &str, value: &Value, out: &mut Findings) {
+    let named = |name: &str| match name {
+        "object" => "a mapping".to_owned(),
+        "array" => "a list".to_owned(),
+        "string" => "a text".to_owned(),
+        "integer" => "a whole number".to_owned(),
+        "number" => "a number".to_owned(),
+        "boolean" => "true or false".to_owned(),
+        other => other.to_owned(),
+    };
+    let actual = match value {
+        Value::Null => "empty".to_owned(),
+        Value::Bool(value) => format!("{value}, which is true or false"),
+        Value::Number(number) => format!("{number}, which is a number"),
+        Value::String(text) => format!("{}, which is a text", quote(text)),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "a mapping".to_owned(),
+    };
+    let fix = match (expected, value) {
+        ("string", Value::Bool(_) | Value::Number(_)) => format!("put it in quotes: \"{value}\""),
+        ("integer" | "boolean", Value::String(text))
+            if text.parse::<i64>().is_ok() || text.parse::<bool>().is_ok() =>
+        {
+            format!("write it without quotes: {text}")
+        }
+        ("array", _) => "write it as a list, each entry after a hyphen".to_owned(),
+        _ => format!("write {}", named(expected)),
+    };
+    out.add(at, Rule::WrongType, format!("it is {actual}, but {} is needed", named(expected)), fix);
+}
+
+fn unknown_field<'a>(at: &Path, name: &str, known: impl Iterator<Item = &'a str>, out: &mut Findings) {
+    let known: Vec<&str> = known.collect();
+    out.add(&at.field(name), Rule::UnknownField, "there is no such field", suggest::fix(name, &known));
+}

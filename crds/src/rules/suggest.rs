@@ -1,0 +1,37 @@
+//! "Did you mean": the nearest of the allowed words.
+
+/// Words that are less alike than this are not what the user meant.
+const LIKENESS: f64 = 0.7;
+
+/// The allowed word that is nearest to what was written, if one is near.
+pub(super) fn nearest<'a>(written: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let written = written.to_lowercase();
+    allowed
+        .into_iter()
+        .map(|word| (strsim::normalized_damerau_levenshtein(&written, &word.to_lowercase()), word))
+        .filter(|(likeness, _)| *likeness >= LIKENESS)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, word)| word)
+}
+
+/// How to put a wrong word right: the nearest allowed word, or all of them.
+pub(super) fn fix(written: &str, allowed: &[&str]) -> String {
+    match nearest(written, allowed.iter().copied()) {
+        Some(word) => format!("did you mean {word}?"),
+        None => format!("write one of {}", allowed.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_misses_are_recognised_and_others_are_not() {
+        let allowed = ["Sequential", "Concurrent"];
+        assert_eq!(nearest("sequential", allowed), Some("Sequential"));
+        assert_eq!(nearest("Sequentail", allowed), Some("Sequential"));
+        assert_eq!(nearest("concurent", allowed), Some("Concurrent"));
+        assert_eq!(nearest("Parallel", allowed), None);
+    }
+}

@@ -1,0 +1,164 @@
+//! `RunId`: the id of a run in Valkey, in labels and in metrics. Parsed once, trusted afterwards.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::names::{LABEL_VALUE_MAX, shorten};
+use crate::v1alpha1::QueueKeys;
+
+/// Longest runId: a key name stays readable, and `<namespace>.<name>` mostly fits uncut.
+pub const RUN_ID_MAX: usize = 128;
+
+/// The id of a run: 1 to 128 of `[A-Za-z0-9._-]`, starting and ending with a letter or digit.
+///
+/// Written in braces (`{id}`) it is the hash tag of its keys, which puts them all in one slot of a Valkey Cluster. The
+/// braces belong to the keys, not to the id: `abc` and `{abc}` name the same run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RunId {
+    id: String,
+    hash_tag: bool,
+}
+
+/// Why a text is not a runId, or two queue keys do not give one.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RunIdError {
+    /// The id itself is malformed.
+    #[error(
+        "{0:?} is not a runId: use 1 to {RUN_ID_MAX} letters, digits, dots, underscores and hyphens, starting and ending with a letter or digit"
+    )]
+    Malformed(String),
+    /// The stream is not `pr:<runId>:work`.
+    #[error("{0:?} is not pr:<runId>:work")]
+    Stream(String),
+    /// The group is not `cg:<runId>`.
+    #[error("{0:?} is not cg:<runId>")]
+    Group(String),
+    /// One of the two is missing.
+    #[error("queue needs both stream and group")]
+    Incomplete,
+    /// Stream and group hold different ids.
+    #[error("stream {stream:?} and group {group:?} hold different runIds")]
+    Different {
+        /// The stream as written.
+        stream: String,
+        /// The group as written.
+        group: String,
+    },
+}
+
+impl RunId {
+    /// The id of a run that names no queue keys: `<namespace>.<name>`, shortened with a hash when it is too long.
+    /// Unambiguous, because a namespace has no dots.
+    pub fn derive(namespace: &str, name: &str) -> Result<Self, RunIdError> {
+        shorten(&format!("{namespace}.{name}"), RUN_ID_MAX).parse()
+    }
+
+    /// The id that a run's `spec.queue` holds.
+    pub fn from_keys(keys: &QueueKeys) -> Result<Self, RunIdError> {
+        let (Some(stream), Some(group)) = (&keys.stream, &keys.group) else {
+            return Err(RunIdError::Incomplete);
+        };
+        let in_stream: Self = stream
+            .strip_prefix("pr:")
+            .and_then(|rest| rest.strip_suffix(":work"))
+            .ok_or_else(|| RunIdError::Stream(stream.clone()))?
+            .parse()?;
+        let in_group: Self =
+            group.strip_prefix("cg:").ok_or_else(|| RunIdError::Group(group.clone()))?.parse()?;
+        if in_stream != in_group {
+            return Err(RunIdError::Different { stream: stream.clone(), group: group.clone() });
+        }
+        Ok(in_stream)
+    }
+
+    /// The bare id, without braces.
+    pub fn as_str(&self) -> &str {
+        &self.id
+    }
+
+    /// The id as a label value: shortened with a hash when it is over 63 characters.
+    pub fn label_value(&self) -> String {
+        shorten(&self.id, LABEL_VALUE_MAX)
+    }
+
+    /// The key of this run that ends in `suffix`.
+    pub fn key(&self, suffix: &str) -> String {
+        format!("pr:{}:{suffix}", self.tag())
+    }
+
+    /// The consumer group of this run.
+    pub fn group(&self) -> String {
+        format!("cg:{}", self.tag())
+    }
+
+    fn tag(&self) -> String {
+        if self.hash_tag { format!("{{{}}}", self.id) } else { self.id.clone() }
+    }
+}
+
+impl FromStr for RunId {
+    type Err = RunIdError;
+
+    fn from_str(text: &str) -> Result<Self, RunIdError> {
+        let (id, hash_tag) = match text.strip_prefix('{').and_then(|rest| rest.strip_suffix('}')) {
+            Some(inner) => (inner, true),
+            None => (text, false),
+        };
+        let at_ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        let inside = id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+        if id.len() > RUN_ID_MAX || !inside || !at_ends(id.chars().next()) || !at_ends(id.chars().last()) {
+            return Err(RunIdError::Malformed(text.to_owned()));
+        }
+        Ok(Self { id: id.to_owned(), hash_tag })
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(stream: &str, group: &str) -> QueueKeys {
+        QueueKeys { stream: Some(stream.into()), group: Some(group.into()) }
+    }
+
+    #[test]
+    fn ids_at_the_limits_are_accepted_and_beyond_them_refused() {
+        for good in ["a", "7", "team-a.run_1", &"a".repeat(128), "{team.run}"] {
+            assert!(good.parse::<RunId>().is_ok(), "{good}");
+        }
+        for bad in
+            ["", "-a", "a-", ".a", "a b", "a:b", "ä", "{}", "{a", "a}", "{{a}}", "a*", &"a".repeat(129)]
+        {
+            assert_eq!(bad.parse::<RunId>(), Err(RunIdError::Malformed(bad.into())));
+        }
+    }
+
+    #[test]
+    fn a_long_namespace_and_name_still_give_a_run_id_and_a_label() {
+        let id = RunId::derive(&"n".repeat(63), &"r".repeat(253)).unwrap();
+        assert_eq!(id.as_str().len(), RUN_ID_MAX);
+        assert_eq!(id.label_value().len(), LABEL_VALUE_MAX);
+        assert_ne!(id, RunId::derive(&"n".repeat(63), &"r".repeat(252)).unwrap());
+    }
+
+    #[test]
+    fn queue_keys_give_one_run_id_or_say_why_not() {
+        assert_eq!(RunId::from_keys(&keys("pr:a.b:work", "cg:a.b")), RunId::derive("a", "b"));
+        let clustered = RunId::from_keys(&keys("pr:{a.b}:work", "cg:{a.b}")).unwrap();
+        assert_eq!((clustered.as_str(), clustered.key("work").as_str()), ("a.b", "pr:{a.b}:work"));
+        assert_eq!(clustered.group(), "cg:{a.b}");
+
+        assert!(matches!(RunId::from_keys(&keys("pr:a:work", "cg:b")), Err(RunIdError::Different { .. })));
+        assert!(matches!(RunId::from_keys(&keys("pr:a:work", "cg:{a}")), Err(RunIdError::Different { .. })));
+        assert!(matches!(RunId::from_keys(&keys("a", "cg:a")), Err(RunIdError::Stream(_))));
+        assert!(matches!(RunId::from_keys(&keys("pr:a:work", "a")), Err(RunIdError::Group(_))));
+        let half = QueueKeys { stream: Some("pr:a:work".into()), group: None };
+        assert_eq!(RunId::from_keys(&half), Err(RunIdError::Incomplete));
+    }
+}

@@ -1,0 +1,67 @@
+//! Where files come from and where results go: a bucket of an S3-compatible service.
+
+use kube::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+/// A bucket of an S3-compatible service.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(has(self.endpoint) && self.endpoint != '') || (has(self.region) && self.region != '')")
+    .message("an empty endpoint means AWS, which needs a region: set region (for example eu-central-1), or endpoint for another S3-compatible service")
+    .field_path(".region"))]
+pub struct Bucket {
+    /// Name of the bucket.
+    #[schemars(length(min = 3, max = 63))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9][a-z0-9.-]*[a-z0-9]$')")
+        .message("a bucket name has lowercase letters, digits, dots and hyphens, and starts and ends with a letter or digit"),
+        validation = Rule::new("!self.contains('..') && !self.matches('^[0-9]+[.][0-9]+[.][0-9]+[.][0-9]+$')")
+        .message("a bucket name has no two dots in a row and is not an IP address"))]
+    pub name: String,
+
+    /// Only keys under this prefix. It is compared literally: `day=1` also matches `day=10/`, so end a folder with a slash.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 1024))]
+    pub prefix: String,
+
+    /// URL or host of the service, for example `https://minio.storage.svc:9000`. Without a scheme https is used.
+    /// Empty means AWS S3.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 512))]
+    #[x_kube(validation = Rule::new("self == '' || self.matches('^([hH][tT][tT][pP][sS]?://)?[^/@?# ]+/?$')")
+        .message("an endpoint is [http://|https://]host[:port], without credentials, path, query or fragment: keys go into credentialsSecret, a path into prefix"))]
+    pub endpoint: String,
+
+    /// Region of the bucket. Required for AWS; other services mostly ignore it (`us-east-1` is then signed).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9-]*$')")
+        .message("a region has letters, digits and hyphens, for example eu-central-1"))]
+    pub region: String,
+
+    /// Secret with the keys `accessKeyId` and `secretAccessKey`. Without it the ambient identity of the worker's
+    /// service account is used (IRSA, workload identity).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credentials_secret: Option<SecretReference>,
+
+    /// Accept any certificate of the endpoint. For test set-ups only.
+    #[serde(default, rename = "insecureSkipTLSVerify")]
+    pub insecure_skip_tls_verify: bool,
+
+    /// Address objects as `endpoint/bucket/key` instead of `bucket.endpoint/key`. Most self-hosted services need it.
+    #[serde(default)]
+    pub use_path_style: bool,
+}
+
+/// A Secret, in this namespace unless another is named.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretReference {
+    /// Name of the Secret.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+
+    /// Namespace of the Secret, if it is another one. It then needs a ReferenceGrant in that namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: Option<String>,
+}

@@ -1,0 +1,70 @@
+//! `ReferenceGrant`: the owner of a namespace lets another namespace refer to what is in it.
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::{Display, VariantNames};
+
+/// Who may refer to what in this namespace.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "filter.plainsight.ai",
+    version = "v1alpha1",
+    kind = "ReferenceGrant",
+    namespaced,
+    category = "openfilter",
+    doc = "Lets PipelineRuns or Pipelines of other namespaces refer to Pipelines or Secrets of this one. It lives in the namespace that owns the target; deleting it takes the permission back.",
+    derive = "PartialEq",
+    printcolumn(name = "From", type_ = "string", json_path = ".spec.from[*].namespace"),
+    printcolumn(name = "To", type_ = "string", json_path = ".spec.to[*].kind"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ReferenceGrantSpec {
+    /// Who may refer: each entry is a kind in a namespace.
+    #[schemars(length(min = 1, max = 64))]
+    pub from: Vec<GrantFrom>,
+
+    /// What may be referred to in this namespace.
+    #[schemars(length(min = 1, max = 64))]
+    pub to: Vec<GrantTo>,
+}
+
+/// Objects of one kind in one other namespace.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct GrantFrom {
+    /// Kind of the objects that refer.
+    pub kind: GrantFromKind,
+    /// Namespace of the objects that refer.
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: String,
+}
+
+/// Kinds that refer to other objects.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Display, VariantNames)]
+#[allow(missing_docs)]
+pub enum GrantFromKind {
+    PipelineRun,
+    Pipeline,
+}
+
+/// Objects of one kind in this namespace.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct GrantTo {
+    /// Kind of the objects that are referred to.
+    pub kind: GrantToKind,
+    /// One object by name; all of the kind when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub name: Option<String>,
+}
+
+/// Kinds that can be referred to.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Display, VariantNames)]
+#[allow(missing_docs)]
+pub enum GrantToKind {
+    Pipeline,
+    Secret,
+}

@@ -1,0 +1,21 @@
+//! The `filter.plainsight.ai/v1alpha1` kinds. Doc comments here are what `kubectl explain` prints.
+
+mod bucket;
+mod grant;
+mod pipeline;
+mod pipeline_run;
+mod policy;
+
+pub use bucket::{Bucket, SecretReference};
+pub use grant::{GrantFrom, GrantFromKind, GrantTo, GrantToKind, ReferenceGrant, ReferenceGrantSpec};
+pub use pipeline::{
+    Filter, ImagePullPolicy, LastRun, Order, Pipeline, PipelineSpec, PipelineStatus, PodOptions, Sink, Source,
+};
+pub use pipeline_run::{
+    Counts, Execution, FailedFile, Phase, PipelineReference, PipelineRun, PipelineRunSpec, PipelineRunStatus,
+    QueueKeys, RetryBackoff, RunSource,
+};
+pub use policy::{
+    PipelinePolicy, PipelinePolicySpec, PipelinePolicyStatus, PolicyAction, PolicyDefault, PolicyRange,
+    PolicyRule, PolicyTarget,
+};

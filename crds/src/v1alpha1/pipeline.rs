@@ -1,0 +1,256 @@
+//! `Pipeline`: the recipe. Which bucket, which filters, in which order.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Affinity, EnvVar, LocalObjectReference, PodSecurityContext, ResourceRequirements, Toleration,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::VariantNames;
+
+use super::{Bucket, Phase};
+
+/// What to run over which files. Nothing happens until a PipelineRun refers to it.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "filter.plainsight.ai",
+    version = "v1alpha1",
+    kind = "Pipeline",
+    namespaced,
+    status = "PipelineStatus",
+    shortname = "pl",
+    category = "openfilter",
+    doc = "A recipe: a chain of containers (filters) that is run over every file of a bucket. One execution of it is a PipelineRun.",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(name = "Bucket", type_ = "string", json_path = ".spec.source.bucket.name"),
+    printcolumn(name = "Order", type_ = "string", json_path = ".spec.order"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(name = "Last Run", type_ = "string", json_path = ".status.lastRun.name"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].reason",
+        priority = 1
+    )
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.sink) || self.order == 'Sequential'")
+        .message("a sink needs order: Sequential, because results are uploaded after the last filter; set order: Sequential or remove the sink")
+        .field_path(".order"),
+    validation = Rule::new("!has(self.sink) || !has(self.sink.from) || self.filters.exists(f, f.name == self.sink.from)")
+        .message("sink.from must name one of the filters; leave it out to upload what the last filter wrote")
+        .field_path(".sink.from")
+)]
+pub struct PipelineSpec {
+    /// The files to process.
+    pub source: Source,
+
+    /// `Sequential` runs the filters one after the other, `Concurrent` starts them all together.
+    #[serde(default)]
+    pub order: Order,
+
+    /// The containers that each file goes through, in order.
+    #[schemars(length(min = 1, max = 32))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub filters: Vec<Filter>,
+
+    /// Where results are uploaded after all filters succeeded. Without it, filters keep their results themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sink: Option<Sink>,
+
+    /// Scheduling and identity of the worker pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodOptions>,
+}
+
+/// The files of a bucket that are processed.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Source {
+    /// The bucket to list.
+    pub bucket: Bucket,
+
+    /// Globs on the key after the prefix; a file must match one of them. Empty means all files.
+    /// `*` stays within a folder, `**` crosses folders: `**/*.jpg`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    pub include: Vec<String>,
+
+    /// Globs on the key after the prefix; a file that matches one of them is left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    pub exclude: Vec<String>,
+}
+
+/// How the filters of a file relate in time.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, VariantNames)]
+pub enum Order {
+    /// One after the other: a filter starts when the one before it succeeded.
+    #[default]
+    Sequential,
+    /// All at once, as containers of one pod.
+    Concurrent,
+}
+
+/// One container of the chain. It reads `/ws/input` and writes below `/ws/out/<name>/`.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Filter {
+    /// Unique name, used as the container's name.
+    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[x_kube(validation = Rule::new("!(self in ['claimer', 'publisher'])")
+        .message("claimer and publisher are the names of the containers that fetch the file and upload the results; choose another name"))]
+    pub name: String,
+
+    /// Container image, for example `ghcr.io/acme/resize:1.4`.
+    #[schemars(length(min = 1, max = 1024))]
+    pub image: String,
+
+    /// Replaces the entrypoint of the image.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub command: Vec<String>,
+
+    /// Arguments of the entrypoint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub args: Vec<String>,
+
+    /// Environment variables. They win over those that every filter gets (SOURCE_PATH, OPENFILTER_RUN, …).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub env: Vec<EnvVar>,
+
+    /// CPU, memory and other resources of the container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<ResourceRequirements>,
+
+    /// When the image is pulled; the cluster's own default when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_pull_policy: Option<ImagePullPolicy>,
+}
+
+/// When an image is pulled.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, VariantNames)]
+#[allow(missing_docs)]
+pub enum ImagePullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+/// Where results go. Names are the same on a retry, so uploading again replaces and never duplicates.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Sink {
+    /// The bucket to write. A result is stored as `<prefix><key without the source prefix>/<path below /ws/out/<from>/>`.
+    pub bucket: Bucket,
+
+    /// The filter whose results are uploaded; the last one when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub from: Option<String>,
+}
+
+/// What is passed on to the worker pods.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PodOptions {
+    /// Service account of the worker pods. Its token is not mounted; it matters for ambient cloud identity and pull secrets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub service_account_name: Option<String>,
+
+    /// Secrets to pull the filters' images with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub image_pull_secrets: Vec<LocalObjectReference>,
+
+    /// Labels a node must have.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+
+    /// Taints the worker pods tolerate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub tolerations: Vec<Toleration>,
+
+    /// Affinity of the worker pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<Affinity>,
+
+    /// Priority class of the worker pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub priority_class_name: Option<String>,
+
+    /// Runtime class of the worker pods, for example for sandboxed containers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub runtime_class_name: Option<String>,
+
+    /// Pod security context. It is merged over the default, which satisfies Pod Security "restricted".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub security_context: Option<PodSecurityContext>,
+
+    /// Extra labels of the worker pods. Labels of `filter.plainsight.ai/` belong to the operator.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    #[x_kube(validation = Rule::new("self.all(key, !key.startsWith('filter.plainsight.ai/'))")
+        .message("labels of filter.plainsight.ai/ belong to the operator; use a prefix of your own"))]
+    pub labels: BTreeMap<String, String>,
+
+    /// Extra annotations of the worker pods.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    #[x_kube(validation = Rule::new("self.all(key, !key.startsWith('filter.plainsight.ai/'))")
+        .message("annotations of filter.plainsight.ai/ belong to the operator; use a prefix of your own"))]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What the operator knows about a Pipeline.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PipelineStatus {
+    /// The generation this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// `Ready`: the Pipeline is valid and its credentials Secret is present and well-formed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+
+    /// The newest run of this Pipeline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_run: Option<LastRun>,
+}
+
+/// The newest run of a Pipeline.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct LastRun {
+    /// Name of the PipelineRun.
+    pub name: String,
+    /// Namespace of the PipelineRun.
+    pub namespace: String,
+    /// Its phase when this was written.
+    pub phase: Phase,
+    /// When it started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When it finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+}

@@ -1,0 +1,378 @@
+//! `PipelineRun`: one execution of a Pipeline, and everything a person or tool wants to know about it.
+
+use k8s_openapi::api::core::v1::EnvVar;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::{Display, VariantNames};
+
+/// One execution of a Pipeline. All but `execution.parallelism`, `execution.maxFailedFiles` and `suspend` is immutable.
+#[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "filter.plainsight.ai",
+    version = "v1alpha1",
+    kind = "PipelineRun",
+    namespaced,
+    status = "PipelineRunStatus",
+    shortname = "plr",
+    category = "openfilter",
+    doc = "One execution of a Pipeline over every file of its bucket. It runs once: to run again, create another PipelineRun.",
+    derive = "PartialEq",
+    derive = "Default",
+    printcolumn(name = "Pipeline", type_ = "string", json_path = ".spec.pipelineRef.name"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress"),
+    printcolumn(name = "Succeeded", type_ = "integer", json_path = ".status.counts.succeeded"),
+    printcolumn(name = "Failed", type_ = "integer", json_path = ".status.counts.failed"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Queued", type_ = "integer", json_path = ".status.counts.queued", priority = 1),
+    printcolumn(name = "Running", type_ = "integer", json_path = ".status.counts.running", priority = 1),
+    printcolumn(name = "Job", type_ = "string", json_path = ".status.jobName", priority = 1),
+    printcolumn(name = "Duration", type_ = "string", json_path = ".status.duration", priority = 1)
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.pipelineRef == oldSelf.pipelineRef")
+        .message("pipelineRef is immutable: a run happens once; create a new PipelineRun instead")
+        .field_path(".pipelineRef"),
+    validation = Rule::new("has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)")
+        .message("source is immutable: a run happens once; create a new PipelineRun instead"),
+    validation = Rule::new("has(self.env) == has(oldSelf.env) && (!has(self.env) || self.env == oldSelf.env)")
+        .message("env is immutable: a run happens once; create a new PipelineRun instead"),
+    validation = Rule::new("has(self.queue) == has(oldSelf.queue) && (!has(self.queue) || self.queue == oldSelf.queue)")
+        .message("queue is immutable: the files of this run are already queued there; create a new PipelineRun instead")
+)]
+pub struct PipelineRunSpec {
+    /// The Pipeline to run.
+    pub pipeline_ref: PipelineReference,
+
+    /// Narrows the files of the Pipeline for this run, so that one Pipeline serves every day's folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<RunSource>,
+
+    /// Environment variables added to every filter of this run. They win over the Pipeline's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
+    pub env: Vec<EnvVar>,
+
+    /// How the run is carried out.
+    #[serde(default)]
+    pub execution: Execution,
+
+    /// The Valkey stream and consumer group of this run. Derived from namespace and name when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueueKeys>,
+
+    /// Pause: files being processed are finished, no new ones are started. Set it to false to resume.
+    #[serde(default)]
+    pub suspend: bool,
+}
+
+/// A Pipeline, in this namespace unless another is named.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PipelineReference {
+    /// Name of the Pipeline.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+
+    /// Namespace of the Pipeline, if it is another one. It then needs a ReferenceGrant in that namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub namespace: Option<String>,
+}
+
+/// What a run takes of its Pipeline's files.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct RunSource {
+    /// Only keys under this prefix; it must begin with the Pipeline's own prefix.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub prefix: Option<String>,
+
+    /// Replaces the Pipeline's `include`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    pub include: Option<Vec<String>>,
+
+    /// Replaces the Pipeline's `exclude`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    pub exclude: Option<Vec<String>>,
+}
+
+/// Concurrency, retries and limits. Durations are written like `90s`, `15m` or `1h30m`.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.fileTimeout) == has(oldSelf.fileTimeout) && (!has(self.fileTimeout) || self.fileTimeout == oldSelf.fileTimeout)")
+        .message("fileTimeout is immutable: a run happens once; create a new PipelineRun instead")
+        .field_path(".fileTimeout"),
+    validation = Rule::new("has(self.timeout) == has(oldSelf.timeout) && (!has(self.timeout) || self.timeout == oldSelf.timeout)")
+        .message("timeout is immutable: a run happens once; create a new PipelineRun instead")
+        .field_path(".timeout"),
+    validation = Rule::new("has(self.nonRetryableExitCodes) == has(oldSelf.nonRetryableExitCodes) && (!has(self.nonRetryableExitCodes) || self.nonRetryableExitCodes == oldSelf.nonRetryableExitCodes)")
+        .message("nonRetryableExitCodes is immutable: a run happens once; create a new PipelineRun instead")
+        .field_path(".nonRetryableExitCodes"),
+    validation = Rule::new("!has(self.fileTimeout) || !has(self.timeout) || duration(self.fileTimeout) <= duration(self.timeout)")
+        .message("fileTimeout must not be longer than timeout, the limit of the whole run")
+        .field_path(".fileTimeout")
+)]
+pub struct Execution {
+    /// How many pods run at once. May be changed while the run is running.
+    #[serde(default = "default::parallelism")]
+    #[schemars(range(min = 1, max = 10_000))]
+    pub parallelism: i32,
+
+    /// How often a file is tried before it is dead-lettered.
+    #[serde(default = "default::max_attempts")]
+    #[schemars(range(min = 1, max = 100))]
+    #[x_kube(validation = Rule::new("self == oldSelf")
+        .message("maxAttempts is immutable: a run happens once; create a new PipelineRun instead"))]
+    pub max_attempts: i32,
+
+    /// How long a file may stay claimed by a pod on a lost node before it is given to another pod.
+    /// A pod that is alive keeps its file however long it takes.
+    #[serde(default = "default::pending_timeout")]
+    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
+    #[x_kube(validation = Rule::new("self == oldSelf")
+        .message("pendingTimeout is immutable: a run happens once; create a new PipelineRun instead"),
+        validation = Rule::new("duration(self) >= duration('10s') && duration(self) <= duration('8760h')")
+        .message("pendingTimeout is between 10s and one year (8760h)"))]
+    pub pending_timeout: String,
+
+    /// How long a failed file waits before it is tried again.
+    #[serde(default)]
+    #[x_kube(validation = Rule::new("self == oldSelf")
+        .message("retryBackoff is immutable: a run happens once; create a new PipelineRun instead"))]
+    pub retry_backoff: RetryBackoff,
+
+    /// Limit for one attempt at one file; no limit when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
+    #[x_kube(validation = Rule::new("duration(self) >= duration('1s') && duration(self) <= duration('8760h')")
+        .message("fileTimeout is between 1s and one year (8760h)"))]
+    pub file_timeout: Option<String>,
+
+    /// Limit for the whole run; no limit when left out. What is not finished then is dead-lettered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
+    #[x_kube(validation = Rule::new("duration(self) >= duration('1s') && duration(self) <= duration('8760h')")
+        .message("timeout is between 1s and one year (8760h)"))]
+    pub timeout: Option<String>,
+
+    /// Exit codes by which a filter says "this input is bad": the file is dead-lettered without another attempt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(range(min = 1, max = 255)))]
+    #[x_kube(merge_strategy = ListMerge::Set)]
+    pub non_retryable_exit_codes: Vec<i32>,
+
+    /// How many files may fail, as a count (`5`) or a share of all files (`10%`). Above it the run stops early; up to
+    /// it the run still counts as succeeded. When left out no number of failed files stops the run, and one fails it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxLength" = 16))]
+    #[x_kube(validation = Rule::new("string(self).matches('^([0-9]{1,9}|(100|[0-9]{1,2})%)$')")
+        .message("maxFailedFiles is a count such as 5 (at most 999999999) or a percentage from 0% to 100%"))]
+    pub max_failed_files: Option<IntOrString>,
+}
+
+impl Default for Execution {
+    fn default() -> Self {
+        Self {
+            parallelism: default::parallelism(),
+            max_attempts: default::max_attempts(),
+            pending_timeout: default::pending_timeout(),
+            retry_backoff: RetryBackoff::default(),
+            file_timeout: None,
+            timeout: None,
+            non_retryable_exit_codes: Vec::new(),
+            max_failed_files: None,
+        }
+    }
+}
+
+/// Exponential back-off with jitter, per file.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("duration(self.initial) <= duration(self.max)")
+    .message("retryBackoff.initial must not be longer than retryBackoff.max"))]
+pub struct RetryBackoff {
+    /// Wait after the first failure; it doubles with each further one.
+    #[serde(default = "default::backoff_initial")]
+    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
+    pub initial: String,
+
+    /// The longest wait.
+    #[serde(default = "default::backoff_max")]
+    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
+    pub max: String,
+}
+
+impl Default for RetryBackoff {
+    fn default() -> Self {
+        Self { initial: default::backoff_initial(), max: default::backoff_max() }
+    }
+}
+
+mod default {
+    pub(super) fn parallelism() -> i32 {
+        10
+    }
+    pub(super) fn max_attempts() -> i32 {
+        3
+    }
+    pub(super) fn pending_timeout() -> String {
+        "15m".into()
+    }
+    pub(super) fn backoff_initial() -> String {
+        "1s".into()
+    }
+    pub(super) fn backoff_max() -> String {
+        "5m".into()
+    }
+}
+
+/// Stream and consumer group of a run. Both hold the same runId: 1 to 128 letters, digits, dots, underscores and
+/// hyphens, starting and ending with a letter or digit, in braces if Valkey is a cluster.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.stream) && has(self.group)")
+        .message("set both queue.stream (pr:<runId>:work) and queue.group (cg:<runId>), or leave queue out and they are derived"),
+    validation = Rule::new("!has(self.stream) || !has(self.group) || self.stream == 'pr:' + self.group.substring(3) + ':work'")
+        .message("queue.stream (pr:<runId>:work) and queue.group (cg:<runId>) must hold the same runId")
+)]
+pub struct QueueKeys {
+    /// `pr:<runId>:work`
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 140))]
+    #[x_kube(validation = Rule::new("self.matches('^pr:([A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?|[{][A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?[}]):work$')")
+        .message("queue.stream must be pr:<runId>:work, with a runId of 1 to 128 letters, digits, dots, underscores and hyphens that starts and ends with a letter or digit"))]
+    pub stream: Option<String>,
+
+    /// `cg:<runId>`
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 135))]
+    #[x_kube(validation = Rule::new("self.matches('^cg:([A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?|[{][A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?[}])$')")
+        .message("queue.group must be cg:<runId>, with a runId of 1 to 128 letters, digits, dots, underscores and hyphens that starts and ends with a letter or digit"))]
+    pub group: Option<String>,
+}
+
+/// What the operator knows about a run.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct PipelineRunStatus {
+    /// The generation this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+
+    /// The id of this run in Valkey, in labels and in metrics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_id: Option<String>,
+
+    /// Where the run is, in one word. Tools should read the conditions instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+
+    /// Every listed file is in exactly one of these counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counts: Option<Counts>,
+
+    /// Files found so far, while the bucket is being listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listed_files: Option<i64>,
+
+    /// Settled files of all files, for example `42/100`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<String>,
+
+    /// The Job that carries the worker pods.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_name: Option<String>,
+
+    /// When the run started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+
+    /// When the last file was settled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+
+    /// How long the run took, once it is finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration: Option<String>,
+
+    /// The newest files that failed for good; all of them are in the dead-letter queue.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 10))]
+    pub recent_failures: Vec<FailedFile>,
+
+    /// `Progressing`, `Succeeded` and `Degraded` for people; `Ready`, `Reconciling` and `Stalled` for tools.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Where a run is.
+#[derive(
+    JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, Display, VariantNames,
+)]
+pub enum Phase {
+    /// Waiting for its Pipeline, a Secret or Valkey.
+    #[default]
+    Pending,
+    /// The bucket is being listed.
+    Listing,
+    /// Files are being processed.
+    Running,
+    /// Paused by `spec.suspend`.
+    Suspended,
+    /// Finished: every file succeeded, or at most `maxFailedFiles` failed.
+    Succeeded,
+    /// Finished with failed files, or stopped early.
+    Failed,
+}
+
+/// `totalFiles = queued + running + succeeded + failed`, always.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Counts {
+    /// All files of the run.
+    pub total_files: i64,
+    /// Waiting for a pod, or for their next attempt.
+    pub queued: i64,
+    /// Claimed by a pod.
+    pub running: i64,
+    /// Processed by every filter.
+    pub succeeded: i64,
+    /// Dead-lettered.
+    pub failed: i64,
+}
+
+/// A file that failed for good.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct FailedFile {
+    /// Key of the file in the bucket.
+    #[schemars(length(max = 1024))]
+    pub file: String,
+    /// How often it was tried.
+    pub attempts: i32,
+    /// Why the last attempt failed.
+    #[schemars(length(max = 512))]
+    pub reason: String,
+    /// Exit code of the container that failed, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// The pod of the last attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub pod: Option<String>,
+    /// When it was dead-lettered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+}
