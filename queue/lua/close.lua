@@ -1,0 +1,56 @@
+-- close: end the run, write it into the ledger, and drop what is no longer needed.
+-- Survives: a crash in the middle of an abort (the next call goes on where it stopped, and nothing is queued meanwhile,
+-- because the state says closing), a lost reply (closing again says closed again), and two operators that end the run
+-- in different ways at once: the first one decides, and the other is told how.
+-- ARGV: group, epoch, run, reason to abort for ('' to finish), outcome for the ledger, retention in ms,
+--       retention of the ledger in ms (0: for ever), most files to move
+local RUN, REASON = ARGV[3], ARGV[4]
+if lost() then return { 'LOST' } end
+
+local function counts()
+  local c = redis.call('HMGET', META, 'total', 'succeeded', 'failed', 'retried', 'reclaimed')
+  return c[1], c[2], c[3], c[4], c[5]
+end
+
+if closed() then return { 'CLOSED', redis.call('HGET', META, 'outcome'), counts() } end
+
+local function remaining()
+  return redis.call('XLEN', WORK) + redis.call('ZCARD', RETRY)
+end
+
+if REASON == '' then
+  if remaining() > 0 or redis.call('HGET', META, 'listed') ~= '1' then return { 'UNFINISHED', remaining() } end
+else
+  redis.call('HSET', META, 'state', 'closing')
+  redis.call('HSETNX', META, 'outcome', ARGV[5])
+  local limit = tonumber(ARGV[8])
+  local moved = 0
+  for _, entry in ipairs(redis.call('XRANGE', WORK, '-', '+', 'COUNT', limit)) do
+    local message = fields_of(entry)
+    redis.call('XACK', WORK, GROUP, entry[1])
+    redis.call('XDEL', WORK, entry[1])
+    add_dead_letter(RUN, message.file, message.attempts, REASON, '', '')
+    moved = moved + 1
+  end
+  if moved < limit then
+    for _, member in ipairs(redis.call('ZRANGE', RETRY, 0, limit - moved - 1)) do
+      local _, file, attempts = unpack(cjson.decode(member))
+      redis.call('ZREM', RETRY, member)
+      add_dead_letter(RUN, file, attempts, REASON, '', '')
+      moved = moved + 1
+    end
+  end
+  redis.call('HINCRBY', META, 'failed', moved)
+  if remaining() > 0 then return { 'MORE', remaining() } end
+end
+
+local total, succeeded, failed, retried, reclaimed = counts()
+local meta = redis.call('HMGET', META, 'owner', 'spec', 'outcome')
+local outcome = meta[3] or ARGV[5]
+redis.call('HSET', LEDGER, 'owner', meta[1], 'spec', meta[2], 'outcome', outcome, 'closed', now_ms(),
+  'total', total, 'succeeded', succeeded, 'failed', failed, 'retried', retried, 'reclaimed', reclaimed)
+if ARGV[7] ~= '0' then redis.call('PEXPIRE', LEDGER, ARGV[7]) end
+redis.call('UNLINK', WORK, RETRY)
+redis.call('HSET', META, 'state', 'closed', 'outcome', outcome)
+for _, key in ipairs({ META, DLQ, RESULTS }) do redis.call('PEXPIRE', key, ARGV[6]) end
+return { 'CLOSED', outcome, counts() }

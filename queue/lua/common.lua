@@ -1,0 +1,40 @@
+-- What every script begins with. All keys of a run share one hash slot when its id is written in braces.
+local WORK, RETRY, DLQ, META, RESULTS, LEDGER = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local GROUP, EPOCH = ARGV[1], ARGV[2]
+
+-- The server's clock is the only one that durations of the queue are measured with.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function group_exists()
+  -- Not the summary, which walks over all consumers.
+  return not redis.pcall('XPENDING', WORK, GROUP, '-', '+', 1).err
+end
+
+local function closed()
+  return redis.call('HGET', META, 'state') == 'closed'
+end
+
+-- The queue that this client opened is gone, in whole or in part, or is another one under the same name: its data was
+-- lost in between.
+local function lost()
+  return redis.call('HGET', META, 'epoch') ~= EPOCH or not (closed() or group_exists())
+end
+
+local function add_work(run, file, attempts, size, etag)
+  return redis.call('XADD', WORK, 'NOMKSTREAM', '*',
+    'run', run, 'file', file, 'attempts', attempts, 'size', size, 'etag', etag)
+end
+
+local function add_dead_letter(run, file, attempts, reason, exit_code, pod)
+  redis.call('XADD', DLQ, '*',
+    'run', run, 'file', file, 'attempts', attempts, 'reason', reason, 'exitCode', exit_code, 'pod', pod)
+end
+
+local function fields_of(entry)
+  local fields = {}
+  for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+  return fields
+end

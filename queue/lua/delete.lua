@@ -1,0 +1,6 @@
+-- delete: remove everything of a run but its entry in the ledger.
+-- Survives: being called twice, and by an owner whose id another run has taken since.
+-- ARGV: group, '', owner
+local owner = redis.call('HGET', META, 'owner')
+if owner and owner ~= ARGV[3] then return { 'TAKEN', owner } end
+return { 'DELETED', redis.call('UNLINK', WORK, RETRY, DLQ, META, RESULTS) }

@@ -1,0 +1,27 @@
+-- recover: queue again what was handed out and is held by nobody.
+-- Survives: a worker that reads with NOACK, which no access rule can forbid. Such an entry counts as waiting and would
+-- never be handed out again. Settled entries are deleted, so whatever stands before the last one that was delivered and
+-- is not pending is such an entry.
+-- ARGV: group, epoch, run, where to begin ('-' or '(id'), most entries to look at
+if lost() then return { 'LOST' } end
+if closed() then return { 'CLOSED' } end
+
+local delivered
+for _, group in ipairs(redis.call('XINFO', 'GROUPS', WORK)) do
+  local info = {}
+  for i = 1, #group, 2 do info[group[i]] = group[i + 1] end
+  if info.name == GROUP then delivered = info['last-delivered-id'] end
+end
+local entries = redis.call('XRANGE', WORK, ARGV[4], delivered, 'COUNT', ARGV[5])
+local recovered = 0
+for _, entry in ipairs(entries) do
+  if #redis.call('XPENDING', WORK, GROUP, entry[1], entry[1], 1) == 0 then
+    local message = fields_of(entry)
+    redis.call('XDEL', WORK, entry[1])
+    add_work(ARGV[3], message.file, message.attempts, message.size, message.etag)
+    recovered = recovered + 1
+  end
+end
+if recovered > 0 then redis.call('HINCRBY', META, 'reclaimed', recovered) end
+local more = #entries == tonumber(ARGV[5])
+return { 'OK', recovered, more and entries[#entries][1] or '' }

@@ -1,0 +1,110 @@
+//! What can go wrong with the queue, and what it means for the caller.
+
+use redis::{ErrorKind, RedisError};
+use strum::AsRefStr;
+
+/// An error of the queue. The variant is fit for a metric label or an event reason; the data is not.
+#[derive(Debug, thiserror::Error, AsRefStr)]
+pub enum Error {
+    /// The server cannot be reached, does not answer in time, or is still starting. Nothing is known about the queue:
+    /// least of all that it is empty.
+    #[error("reach Valkey to {doing}")]
+    Unavailable {
+        /// What was being done.
+        doing: &'static str,
+        /// What the connection said.
+        #[source]
+        source: RedisError,
+    },
+    /// The server refuses our user or password, or what this user may do. A restarted server has forgotten the users
+    /// that were made at run time: retry while the operator restores them.
+    #[error("be allowed by Valkey to {doing}")]
+    Denied {
+        /// What was being done.
+        doing: &'static str,
+        /// What the server said.
+        #[source]
+        source: RedisError,
+    },
+    /// The queue that was opened is gone, is another one, or its parts do not add up: data was lost.
+    #[error("find the queue of the run again to {doing}: Valkey has lost data of it")]
+    Lost {
+        /// What was being done.
+        doing: &'static str,
+    },
+    /// The run is closed, so that there is nothing to claim.
+    #[error("find the stream {stream}: the run is closed or was deleted")]
+    Closed {
+        /// The stream of the run.
+        stream: String,
+    },
+    /// The server answered with an error of another kind.
+    #[error("{doing}")]
+    Server {
+        /// What was being done.
+        doing: &'static str,
+        /// What the server said.
+        #[source]
+        source: RedisError,
+    },
+    /// The server answered with something that this version does not understand.
+    #[error("understand the reply to {doing}: {detail}")]
+    Reply {
+        /// What was being done.
+        doing: &'static str,
+        /// What was not understood.
+        detail: String,
+    },
+    /// The connection settings are unusable.
+    #[error("use the Valkey settings: {detail}")]
+    Config {
+        /// What is wrong and how to mend it.
+        detail: String,
+    },
+}
+
+/// What a server says that starts, fails over, or is out of memory, disk or replicas for now.
+const WEATHER: [&str; 9] =
+    ["LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "NOREPLICAS", "BUSY"];
+
+impl Error {
+    pub(crate) fn from_redis(doing: &'static str, source: RedisError) -> Self {
+        let denied = source.kind() == ErrorKind::AuthenticationFailed
+            || ["WRONGPASS", "NOAUTH", "NOPERM"].iter().any(|code| has_code(&source, code))
+            // What a server with a password says to a long command before any password.
+            || source.to_string().contains("unauthenticated");
+        let weather = WEATHER.iter().any(|code| has_code(&source, code))
+            || source.to_string().contains("max number of clients");
+        if denied {
+            Self::Denied { doing, source }
+        } else if weather || source.is_io_error() || source.is_timeout() || source.is_connection_dropped() {
+            Self::Unavailable { doing, source }
+        } else {
+            Self::Server { doing, source }
+        }
+    }
+
+    pub(crate) fn reply(doing: &'static str, detail: impl Into<String>) -> Self {
+        Self::Reply { doing, detail: detail.into() }
+    }
+
+    /// Whether trying again later can help without anybody changing anything.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unavailable { .. } | Self::Denied { .. } => true,
+            Self::Lost { .. }
+            | Self::Closed { .. }
+            | Self::Server { .. }
+            | Self::Reply { .. }
+            | Self::Config { .. } => false,
+        }
+    }
+}
+
+/// Whether the server answered with this error code, to a command or to one of a pipeline.
+pub(crate) fn has_code(error: &RedisError, code: &str) -> bool {
+    error
+        .clone()
+        .into_server_errors()
+        .is_some_and(|errors| errors.iter().any(|(_, error)| error.code() == code))
+}

@@ -1,0 +1,43 @@
+//! The keys of a run. Every script gets all of them, in this order.
+
+use crds::run_id::RunId;
+
+/// Keys and group of one run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keys {
+    /// Stream of files that wait or are being processed.
+    pub work: String,
+    /// Sorted set of files that wait for their back-off, by the time they are due.
+    pub retry: String,
+    /// Stream of files that failed for good.
+    pub dlq: String,
+    /// Hash with owner, epoch, listing cursor and counters.
+    pub meta: String,
+    /// Stream of outcomes, trimmed; only if results are kept.
+    pub results: String,
+    /// Hash with the outcome of the finished run. One key per run instead of one hash for all: it is in the run's own
+    /// slot of a Valkey Cluster, so that `close` stays atomic, and it can expire by itself.
+    pub ledger: String,
+    /// Consumer group of the work stream.
+    pub group: String,
+}
+
+impl Keys {
+    /// The keys of a run.
+    pub fn of(run: &RunId) -> Self {
+        Self {
+            work: run.key("work"),
+            retry: run.key("retry"),
+            dlq: run.key("dlq"),
+            meta: run.key("meta"),
+            results: run.key("results"),
+            ledger: run.key("ledger"),
+            group: run.group(),
+        }
+    }
+
+    /// As the scripts expect them.
+    pub(crate) fn in_order(&self) -> [&str; 6] {
+        [&self.work, &self.retry, &self.dlq, &self.meta, &self.results, &self.ledger]
+    }
+}

@@ -1,0 +1,31 @@
+//! The queue of a run on Valkey Streams: one entry per file, and never a file too many or too few.
+//!
+//! The operator holds a [`RunQueue`] and makes every transition through it; each is one script, atomic in the server.
+//! A worker holds a [`Worker`] and can only claim. The invariant, at every instant:
+//! `total = queued + running + succeeded + failed`. No Kubernetes in here.
+
+mod acl;
+mod connection;
+mod error;
+mod keys;
+mod message;
+mod outcome;
+mod random;
+mod reply;
+mod run_queue;
+mod script;
+mod stats;
+mod worker;
+
+pub use acl::{Ensured, WorkerUser};
+pub use connection::{Connection, Password, Server};
+pub use error::Error;
+pub use keys::Keys;
+pub use message::{Claim, DeadLetter, EntryId, File};
+pub use outcome::{Failure, Fate, REASON_BYTES_MAX, RetryPolicy, Settlement, Verdict};
+pub use run_queue::{
+    BATCH_MAX, Closed, Ending, Enqueued, Finished, Opened, Page, Pending, Promoted, Reclaimed, Retention,
+    RunQueue,
+};
+pub use stats::{FinalCounts, Listing, State, Stats};
+pub use worker::Worker;

@@ -1,0 +1,120 @@
+//! What an entry of the work stream says, and what a dead letter says.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use redis::streams::StreamId;
+use redis::{FromRedisValue, Value};
+
+use crate::Error;
+
+/// A file as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct File {
+    /// Its key in the bucket, exactly.
+    pub key: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its etag: an object that has another one when it is fetched has changed since.
+    pub etag: String,
+}
+
+/// A file as it is handed to a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The entry in the work stream; the operator settles it by this id.
+    pub entry: EntryId,
+    /// Id of the run.
+    pub run: String,
+    /// The file.
+    pub file: File,
+    /// How many attempts failed before this one.
+    pub attempts: u32,
+}
+
+/// A file that failed for good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// The entry in the dead-letter stream.
+    pub entry: EntryId,
+    /// Id of the run.
+    pub run: String,
+    /// Key of the file.
+    pub file: String,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// Why it is here.
+    pub reason: String,
+    /// Exit code of the container that failed, if one did.
+    pub exit_code: Option<i32>,
+    /// The pod of the last attempt, if there was one.
+    pub pod: Option<String>,
+}
+
+/// Id of a stream entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EntryId(pub(crate) String);
+
+impl EntryId {
+    /// The id as Valkey writes it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for EntryId {
+    fn from(id: String) -> Self {
+        Self(id)
+    }
+}
+
+impl fmt::Display for EntryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Claim {
+    pub(crate) fn read(doing: &'static str, entry: StreamId) -> Result<Self, Error> {
+        let fields = Fields { doing, map: &entry.map };
+        let file = File { key: fields.get("file")?, size: fields.get("size")?, etag: fields.get("etag")? };
+        Ok(Self {
+            run: fields.get("run")?,
+            file,
+            attempts: fields.get("attempts")?,
+            entry: EntryId(entry.id),
+        })
+    }
+}
+
+impl DeadLetter {
+    pub(crate) fn read(doing: &'static str, entry: StreamId) -> Result<Self, Error> {
+        let fields = Fields { doing, map: &entry.map };
+        let exit_code: String = fields.get("exitCode")?;
+        Ok(Self {
+            run: fields.get("run")?,
+            file: fields.get("file")?,
+            attempts: fields.get("attempts")?,
+            reason: fields.get("reason")?,
+            exit_code: exit_code.parse().ok(),
+            pod: Some(fields.get::<String>("pod")?).filter(|pod| !pod.is_empty()),
+            entry: EntryId(entry.id),
+        })
+    }
+}
+
+struct Fields<'a> {
+    doing: &'static str,
+    map: &'a HashMap<String, Value>,
+}
+
+impl Fields<'_> {
+    fn get<T: FromRedisValue>(&self, name: &str) -> Result<T, Error> {
+        let value = self
+            .map
+            .get(name)
+            .ok_or_else(|| Error::reply(self.doing, format!("an entry has no field {name}")))?;
+        T::from_redis_value_ref(value)
+            .map_err(|error| Error::reply(self.doing, format!("field {name}: {error}")))
+    }
+}

@@ -1,0 +1,70 @@
+//! The counts of a run.
+
+use std::time::Duration;
+
+/// Every count of a run at one instant. `total = queued + running + succeeded + failed`, or there are no counts at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Whether the queue takes files, is being aborted, or is closed.
+    pub state: State,
+    /// How far the bucket is listed.
+    pub listing: Listing,
+    /// Files listed so far.
+    pub total: u64,
+    /// Files that wait, for a pod or for their next attempt.
+    pub queued: u64,
+    /// Files that a pod has claimed.
+    pub running: u64,
+    /// Files that every filter processed.
+    pub succeeded: u64,
+    /// Files that were dead-lettered.
+    pub failed: u64,
+    /// Attempts that failed and were repeated.
+    pub retried: u64,
+    /// Files that were taken from dead pods.
+    pub reclaimed: u64,
+    /// When the next file that waits for its back-off is due.
+    pub next_retry: Option<Duration>,
+}
+
+impl Stats {
+    /// Whether every file of the bucket is listed and settled.
+    pub fn is_finished(&self) -> bool {
+        self.listing == Listing::Complete && self.queued == 0 && self.running == 0
+    }
+}
+
+/// What a queue does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It takes and hands out files.
+    Open,
+    /// It is being aborted: what remains goes to the dead letters.
+    Closing,
+    /// The run is finished.
+    Closed,
+}
+
+/// How far the bucket is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listing {
+    /// Up to this cursor; empty at the beginning.
+    UpTo(String),
+    /// To the end.
+    Complete,
+}
+
+/// The counts of a finished run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FinalCounts {
+    /// Files of the run.
+    pub total: u64,
+    /// Files that every filter processed.
+    pub succeeded: u64,
+    /// Files that were dead-lettered.
+    pub failed: u64,
+    /// Attempts that failed and were repeated.
+    pub retried: u64,
+    /// Files that were taken from dead pods.
+    pub reclaimed: u64,
+}
