@@ -1,0 +1,27 @@
+# The images of the product, for users with Docker; from the root of the repository:
+#   docker build --target claimer .
+# `make images` builds the same without Docker, from the table in tests/testbed/src/images.rs; a test compares the two.
+FROM rust:1.95-bookworm AS build
+RUN apt-get update && apt-get install -y --no-install-recommends cmake && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN cargo build --release --locked -p claimer
+# Each image holds the program, the libraries it is linked to, the world's certificate authorities, and a user to run as.
+RUN for name in claimer; do \
+      root=/images/$name && mkdir -p $root/etc/ssl/certs $root/tmp && chmod 1777 $root/tmp && cp target/release/$name $root/ && \
+      ldd $root/$name | grep -o '/[^ ]*' | xargs -I{} cp --parents -L {} $root && \
+      cp /etc/ssl/certs/ca-certificates.crt $root/etc/ssl/certs/ && \
+      printf 'root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n' >$root/etc/passwd && \
+      printf 'root:x:0:\nnonroot:x:65532:\n' >$root/etc/group && \
+      printf 'hosts: files dns\n' >$root/etc/nsswitch.conf || exit 1; \
+    done
+
+FROM scratch AS claimer
+COPY --from=build /images/claimer/ /
+ENV PATH=/usr/local/bin:/usr/bin:/bin
+LABEL org.opencontainers.image.title="claimer"
+LABEL org.opencontainers.image.description="Runs in worker pods: claims one file and fetches it, or publishes the results"
+LABEL org.opencontainers.image.version="0.1.0"
+LABEL org.opencontainers.image.licenses="Apache-2.0"
+USER 65532:65532
+ENTRYPOINT ["/claimer"]

@@ -1,0 +1,294 @@
+//! The command line and the environment, parsed into settings that need no second look. Every setting is a flag and an
+//! environment variable; an empty value is as good as none. Secrets are never printed, not even by `--help`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use queue::{Password, Server};
+
+use crate::bucket::Bucket;
+use crate::bucket_args::{SinkArgs, SourceArgs};
+use crate::claim::QueueSettings;
+
+/// The settings are unusable.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SettingsError(pub(crate) String);
+
+/// What to do.
+#[derive(Debug)]
+pub enum Command {
+    /// Claim a file and fetch it.
+    Claim(Box<ClaimSettings>),
+    /// Upload the results.
+    Publish(Box<PublishSettings>),
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Parsed {
+    /// Do this; failures go into the file.
+    Run(Command, PathBuf),
+    /// Print this: help or version.
+    Print(String),
+}
+
+/// Settings of `claim`.
+#[derive(Debug)]
+pub struct ClaimSettings {
+    /// The queue.
+    pub queue: QueueSettings,
+    /// Where the file is.
+    pub bucket: Bucket,
+    /// Shared folder of the pod.
+    pub workspace: PathBuf,
+    /// Filters whose folders are made.
+    pub filters: Vec<String>,
+}
+
+/// Settings of `publish`.
+#[derive(Debug)]
+pub struct PublishSettings {
+    /// Where the results go.
+    pub sink: Bucket,
+    /// Put before every name in the sink.
+    pub prefix: String,
+    /// The filter whose results are uploaded.
+    pub from: String,
+    /// Bucket of the file.
+    pub source_bucket: String,
+    /// Cut off the file's key.
+    pub source_prefix: String,
+    /// Shared folder of the pod.
+    pub workspace: PathBuf,
+}
+
+/// Where kubelet looks for the reason of a failure.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+
+/// Claims one file of a run and fetches it (claim), or uploads the results (publish). Without a command it claims.
+#[derive(Parser)]
+#[command(name = "claimer", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: CommandArgs,
+    /// Folder that the containers of the pod share
+    #[arg(long, env = "WORKSPACE", default_value = "/ws", global = true)]
+    workspace: PathBuf,
+    /// Where the one-line reason of a failure is written, if the file exists
+    #[arg(long, env = "TERMINATION_LOG", default_value = TERMINATION_LOG, global = true)]
+    termination_log: PathBuf,
+}
+
+#[derive(Subcommand)]
+enum CommandArgs {
+    /// Claim one file and fetch it to <workspace>/input (the default)
+    Claim(Box<ClaimArgs>),
+    /// Upload everything below <workspace>/out/<from>
+    Publish(Box<PublishArgs>),
+}
+
+#[derive(Args)]
+struct ClaimArgs {
+    /// Work stream of the run
+    #[arg(long, env = "STREAM")]
+    stream: String,
+    /// Consumer group of the run
+    #[arg(long, env = "GROUP")]
+    group: String,
+    /// redis://host:port, or with TLS rediss://host:port
+    #[arg(long, env = "VALKEY_URL", hide_env_values = true)]
+    valkey_url: String,
+    /// User of the run's workers
+    #[arg(long, env = "VALKEY_USERNAME", default_value = "")]
+    valkey_username: String,
+    /// Its password
+    #[arg(long, env = "VALKEY_PASSWORD", default_value = "", hide_env_values = true)]
+    valkey_password: String,
+    /// CA of Valkey's certificate, in PEM (not a path); the machine's trust store when empty
+    #[arg(long, env = "VALKEY_CA_CERTIFICATE", default_value = "", hide_env_values = true)]
+    valkey_ca_certificate: String,
+    /// Consumer name; POD_NAME when empty
+    #[arg(long, env = "CONSUMER_NAME", default_value = "")]
+    consumer_name: String,
+    /// Name of the pod
+    #[arg(long, env = "POD_NAME", default_value = "")]
+    pod_name: String,
+    /// How long Valkey may be unreachable
+    #[arg(long, env = "QUEUE_TIMEOUT", default_value = "5m", value_parser = parse_duration)]
+    queue_timeout: Duration,
+    /// How long Valkey may refuse the user, which the operator restores after a restart of Valkey
+    #[arg(long, env = "QUEUE_DENIED_TIMEOUT", default_value = "2m", value_parser = parse_duration)]
+    queue_denied_timeout: Duration,
+    /// Filters whose folders are made below <workspace>/out, separated by commas
+    #[arg(long, env = "OPENFILTER_FILTERS", default_value = "")]
+    filters: String,
+    #[command(flatten)]
+    bucket: SourceArgs,
+}
+
+#[derive(Args)]
+struct PublishArgs {
+    /// The filter whose results are uploaded
+    #[arg(long, env = "SINK_FROM")]
+    from: String,
+    /// Put before every name in the sink
+    #[arg(long, env = "SINK_S3_PREFIX", default_value = "")]
+    sink_s3_prefix: String,
+    /// Bucket that the file came from
+    #[arg(long, env = "S3_BUCKET")]
+    s3_bucket: String,
+    /// Prefix of the source, which is cut off the file's key
+    #[arg(long, env = "S3_PREFIX", default_value = "")]
+    s3_prefix: String,
+    #[command(flatten)]
+    sink: SinkArgs,
+}
+
+/// Reads the command line and the environment.
+pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Parsed, SettingsError> {
+    let cli = match Cli::try_parse_from(with_default_command(argv)) {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => return Ok(Parsed::Print(error.to_string())),
+        // Its first paragraph names the setting; the rest is usage.
+        Err(error) => {
+            let text = error.to_string();
+            let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+            return Err(SettingsError(first.split_whitespace().collect::<Vec<_>>().join(" ")));
+        }
+    };
+    let Cli { command, workspace, termination_log } = cli;
+    let command = match command {
+        CommandArgs::Claim(args) => Command::Claim(Box::new(args.usable(workspace)?)),
+        CommandArgs::Publish(args) => Command::Publish(Box::new(args.usable(workspace)?)),
+    };
+    Ok(Parsed::Run(command, termination_log))
+}
+
+/// Where to report that the settings are unusable.
+pub(crate) fn termination_log() -> PathBuf {
+    std::env::var_os("TERMINATION_LOG").map_or_else(|| TERMINATION_LOG.into(), PathBuf::from)
+}
+
+/// `claimer` and `claimer --flag …` mean `claimer claim …`.
+fn with_default_command(argv: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut argv: Vec<OsString> = argv.into_iter().collect();
+    let first = argv.get(1).and_then(|word| word.to_str());
+    let about = matches!(first, Some("-h" | "--help" | "-V" | "--version" | "help"));
+    if first.is_none_or(|word| word.starts_with('-')) && !about {
+        argv.insert(1.min(argv.len()), "claim".into());
+    }
+    argv
+}
+
+impl ClaimArgs {
+    fn usable(self, workspace: PathBuf) -> Result<ClaimSettings, SettingsError> {
+        required("STREAM", &self.stream)?;
+        required("GROUP", &self.group)?;
+        required("VALKEY_URL", &self.valkey_url)?;
+        let consumer = filled(self.consumer_name).or(filled(self.pod_name)).unwrap_or_default();
+        required("CONSUMER_NAME", &consumer)?;
+        let mut server = Server::at(self.valkey_url);
+        server.username = filled(self.valkey_username);
+        server.password = filled(self.valkey_password).map(Password::from);
+        server.ca_certificate = filled(self.valkey_ca_certificate).map(String::into_bytes);
+        let queue = QueueSettings {
+            server,
+            stream: self.stream,
+            group: self.group,
+            consumer,
+            unavailable_limit: self.queue_timeout,
+            denied_limit: self.queue_denied_timeout,
+        };
+        let names = self.filters.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let filters = names.map(|name| filter_name("OPENFILTER_FILTERS", name)).collect::<Result<_, _>>()?;
+        Ok(ClaimSettings { queue, bucket: self.bucket.usable()?, workspace, filters })
+    }
+}
+
+impl PublishArgs {
+    fn usable(self, workspace: PathBuf) -> Result<PublishSettings, SettingsError> {
+        required("S3_BUCKET", &self.s3_bucket)?;
+        Ok(PublishSettings {
+            sink: self.sink.usable()?,
+            prefix: self.sink_s3_prefix,
+            from: filter_name("SINK_FROM", &self.from)?,
+            source_bucket: self.s3_bucket,
+            source_prefix: self.s3_prefix,
+            workspace,
+        })
+    }
+}
+
+pub(crate) fn required(name: &str, value: &str) -> Result<(), SettingsError> {
+    if value.is_empty() { Err(SettingsError(format!("{name} is empty"))) } else { Ok(()) }
+}
+
+pub(crate) fn filled(value: String) -> Option<String> {
+    Some(value).filter(|value| !value.is_empty())
+}
+
+/// A DNS label: it becomes the name of a folder, so nothing else is let in.
+fn filter_name(setting: &str, name: &str) -> Result<String, SettingsError> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if (1..=63).contains(&name.len()) && name.chars().all(allowed) {
+        return Ok(name.to_owned());
+    }
+    Err(SettingsError(format!("{setting}: {name:?} is not the name of a filter")))
+}
+
+pub(crate) fn parse_flag(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "1" => Ok(true),
+        "false" | "0" | "" => Ok(false),
+        _ => Err("write true or false".to_owned()),
+    }
+}
+
+/// `500ms`, `30s`, `2m`, `1h`.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let millis = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err("write 500ms, 30s, 2m or 1h".to_owned()),
+    };
+    let number: u32 = number.parse().map_err(|_| "write 500ms, 30s, 2m or 1h".to_owned())?;
+    Ok(Duration::from_millis(u64::from(number) * millis))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_a_number_and_a_unit() {
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        for wrong in ["", "5", "m", "-1s", "1d", "1.5s"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn without_a_command_it_claims() {
+        let words = |argv: &[&str]| with_default_command(argv.iter().map(OsString::from));
+        assert_eq!(words(&["claimer"]), ["claimer", "claim"]);
+        assert_eq!(words(&["claimer", "--workspace", "/x"]), ["claimer", "claim", "--workspace", "/x"]);
+        assert_eq!(words(&["claimer", "publish"]), ["claimer", "publish"]);
+        assert_eq!(words(&["claimer", "--help"]), ["claimer", "--help"]);
+    }
+
+    #[test]
+    fn a_filters_name_cannot_leave_its_folder() {
+        assert!(filter_name("F", "detect-2").is_ok());
+        for wrong in ["", "..", "a/b", "A", "a.b"] {
+            assert!(filter_name("F", wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! How the process ends: an exit code per class of failure, and one line that says what and why. The operator reads both
+//! from the pod; docs/claimer.md lists them.
+
+use std::error::Error;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+
+use strum::{AsRefStr, VariantArray};
+
+use crate::args::SettingsError;
+use crate::claim::ClaimError;
+use crate::fetch::FetchFailed;
+use crate::publish::PublishError;
+use crate::workspace::WorkspaceError;
+
+/// Exit codes. They start at 10, so that none is mistaken for a shell's or the runtime's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, VariantArray)]
+#[repr(u8)]
+pub enum Exit {
+    /// The settings are unusable: a mistake of whoever made the pod.
+    BadSettings = 10,
+    /// Valkey did not answer for as long as `QUEUE_TIMEOUT`.
+    QueueUnreachable = 11,
+    /// Valkey refused user, password or rights for as long as `QUEUE_DENIED_TIMEOUT`.
+    QueueDenied = 12,
+    /// The run is closed or deleted: there is nothing to claim.
+    RunClosed = 13,
+    /// The storage refuses us (401, 403), or there are no credentials.
+    NoAccess = 14,
+    /// The object or its bucket does not exist.
+    ObjectGone = 15,
+    /// The object is not the one that was listed: its etag, length or checksum differs.
+    ObjectChanged = 16,
+    /// The storage does not answer, answers 5xx, or its certificate is not trusted; after all tries.
+    StorageUnreachable = 17,
+    /// No space left in the workspace.
+    DiskFull = 18,
+    /// Another failure of the workspace.
+    LocalIo = 19,
+    /// Not every result could be uploaded, or one is not what was sent.
+    PublishIncomplete = 20,
+    /// The storage ended the body early, at every try.
+    ObjectTruncated = 21,
+    /// Valkey answered with something that this version does not understand.
+    QueueBroken = 22,
+    /// The folder of results is empty or missing.
+    NothingToPublish = 23,
+    /// The storage refuses the request itself (another 4xx).
+    StorageRefused = 24,
+    /// SIGTERM or SIGINT.
+    Terminated = 143,
+}
+
+impl Exit {
+    /// The number.
+    pub fn code(self) -> i32 {
+        i32::from(self as u8)
+    }
+
+    /// What an error of the file system means.
+    pub(crate) fn of_io(error: &std::io::Error) -> Self {
+        use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+        match error.kind() {
+            StorageFull | QuotaExceeded | FileTooLarge => Self::DiskFull,
+            _ => Self::LocalIo,
+        }
+    }
+}
+
+/// Why the process fails.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("use the settings")]
+    Settings(#[from] SettingsError),
+    #[error("claim a file")]
+    Claim(#[from] ClaimError),
+    #[error("fetch the file")]
+    Fetch(#[from] FetchFailed),
+    #[error("prepare the workspace")]
+    Workspace(#[from] WorkspaceError),
+    #[error("publish the results")]
+    Publish(#[from] PublishError),
+    #[error("listen for signals")]
+    Signals(#[source] std::io::Error),
+}
+
+impl Failure {
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Settings(_) => Exit::BadSettings,
+            Self::Claim(error) => error.exit(),
+            Self::Fetch(error) => error.exit(),
+            Self::Workspace(error) => error.exit(),
+            Self::Publish(error) => error.exit(),
+            Self::Signals(error) => Exit::of_io(error),
+        }
+    }
+}
+
+/// Longest termination message: a pod's status keeps 4 KiB per container, and a run keeps only the start of it.
+const MESSAGE_BYTES_MAX: usize = 1_024;
+
+/// Says what failed, on standard error and in the termination log; returns the exit code.
+pub(crate) fn report(failure: &Failure, log: &Path) -> i32 {
+    let exit = failure.exit();
+    let line = one_line(&format!("{}: {}", exit.as_ref(), chain(failure)));
+    eprintln!("{line}");
+    // Never created: outside of a pod there is none, and then nobody reads it.
+    if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(log) {
+        let _ = file.write_all(line.as_bytes());
+    }
+    exit.code()
+}
+
+/// An error and its causes, outermost first.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        // Many errors of the libraries repeat their cause.
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Longest name of an object in a message: a key may have 1,024 bytes, and the reason comes after it.
+const NAME_BYTES_MAX: usize = 256;
+
+/// A name, without its middle when it is long: its start says where, its end says what.
+pub(crate) fn shortened(name: &str) -> String {
+    if name.len() <= NAME_BYTES_MAX {
+        return name.to_owned();
+    }
+    let (start, end) = name.split_at(name.floor_char_boundary(NAME_BYTES_MAX / 2));
+    format!("{start}…{}", &end[end.ceil_char_boundary(end.len() - NAME_BYTES_MAX / 2)..])
+}
+
+/// Without control characters, which keys may contain, and not too long.
+fn one_line(text: &str) -> String {
+    let mut line: String = text
+        .chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .collect();
+    if line.len() > MESSAGE_BYTES_MAX {
+        let end = line.floor_char_boundary(MESSAGE_BYTES_MAX - '…'.len_utf8());
+        line.truncate(end);
+        line.push('…');
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_of_bounded_length() {
+        let line = one_line(&format!("a\nb\r\u{0}{}", "ü".repeat(2_000)));
+        assert!(line.starts_with("a\\nb\\r\\u{0}ü") && line.ends_with('…'));
+        assert!(line.len() <= MESSAGE_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_long_name_keeps_both_its_ends() {
+        let name = format!("s3://b/{}/end", "ü".repeat(500));
+        let short = shortened(&name);
+        assert!(short.starts_with("s3://b/ü") && short.ends_with("ü/end") && short.contains('…'));
+        assert!(short.len() <= NAME_BYTES_MAX + '…'.len_utf8());
+        assert_eq!(shortened("s3://b/a"), "s3://b/a");
+    }
+
+    #[test]
+    fn every_exit_code_is_documented() {
+        let docs = include_str!("../../docs/claimer.md");
+        for exit in Exit::VARIANTS {
+            let row = format!("| {} | `{}` |", exit.code(), exit.as_ref());
+            assert!(docs.contains(&row), "docs/claimer.md has no row {row}");
+        }
+    }
+}

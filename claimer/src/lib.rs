@@ -1,0 +1,89 @@
+//! Runs in worker pods. As an init container it claims one file and fetches it to `/ws/input`; as the main container of
+//! a pipeline with a sink it publishes the results.
+//!
+//! It never talks to Kubernetes and never acknowledges a file: how an attempt ended is for the operator to see, in the
+//! exit code ([`Exit`]) and in the one line it leaves as the termination message.
+
+pub mod args;
+mod backoff;
+mod bucket;
+mod bucket_args;
+mod claim;
+mod exit;
+mod fetch;
+mod insecure;
+mod publish;
+mod storage;
+mod upload;
+mod verify;
+mod walk;
+mod workspace;
+
+use std::ffi::OsString;
+use std::time::Instant;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+pub use exit::Exit;
+
+use args::{ClaimSettings, Command, Parsed};
+use claim::ClaimError;
+use exit::Failure;
+use workspace::Workspace;
+
+/// Does what the command line and the environment say; returns the exit code.
+pub async fn run(argv: impl IntoIterator<Item = OsString>, started: Instant) -> i32 {
+    let (command, log) = match args::parse(argv) {
+        Ok(Parsed::Run(command, log)) => (command, log),
+        Ok(Parsed::Print(text)) => {
+            println!("{text}");
+            return 0;
+        }
+        Err(error) => return exit::report(&Failure::from(error), &args::termination_log()),
+    };
+    let work = async {
+        match command {
+            Command::Claim(settings) => claim_and_fetch(&settings, started).await,
+            Command::Publish(settings) => publish::publish(&settings).await.map_err(Failure::from),
+        }
+    };
+    let outcome = tokio::select! {
+        // A container's first process has no default action for signals: without this, SIGTERM would be ignored.
+        biased;
+        ended = terminated() => ended,
+        outcome = work => outcome,
+    };
+    match outcome {
+        Ok(()) => 0,
+        Err(failure) => exit::report(&failure, &log),
+    }
+}
+
+async fn claim_and_fetch(settings: &ClaimSettings, started: Instant) -> Result<(), Failure> {
+    let workspace = Workspace::new(&settings.workspace);
+    workspace.prepare(&settings.filters)?;
+    let claim = claim::claim(&settings.queue).await?;
+    let (uri, attempt) = (settings.bucket.uri(&claim.file.key), u64::from(claim.attempts) + 1);
+    let after = started.elapsed();
+    eprintln!("claimed {} (attempt {attempt}) after {after:?}", uri.escape_debug());
+    // Only now, so that nothing delays the claim.
+    let client = settings.bucket.client().await;
+    let fetched = fetch::fetch(&client, &settings.bucket, &claim.file, &workspace.partial()).await;
+    if let Err(error) = fetched {
+        workspace.discard();
+        return Err(error.at(uri).into());
+    }
+    workspace.complete(&uri, attempt)?;
+    eprintln!("fetched {} bytes in {:?}", claim.file.size, started.elapsed().saturating_sub(after));
+    Ok(())
+}
+
+async fn terminated() -> Result<(), Failure> {
+    let listen = |kind| signal(kind).map_err(Failure::Signals);
+    let (mut term, mut int) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Err(ClaimError::Terminated.into())
+}

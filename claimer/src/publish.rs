@@ -1,0 +1,83 @@
+//! Uploads everything that one filter wrote. All of it, or the attempt fails: names are the same at every attempt, so that
+//! a retry overwrites what a failed one left. It deletes nothing.
+
+use futures::{StreamExt, TryStreamExt, stream};
+
+use crate::args::PublishSettings;
+use crate::exit::{Exit, shortened};
+use crate::upload::{Target, UploadError};
+use crate::walk::{WalkError, walk};
+use crate::workspace::{Workspace, WorkspaceError};
+
+/// Files at a time: most results are small, and a request is mostly waiting.
+const FILES_AT_A_TIME: usize = 4;
+/// The longest key of S3.
+const KEY_BYTES_MAX: usize = 1_024;
+
+/// Why not everything is published.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PublishError {
+    #[error("find out which file this is")]
+    Source(#[from] WorkspaceError),
+    #[error("the key {key:?} does not start with the source's prefix {prefix:?}")]
+    Prefix { key: String, prefix: String },
+    #[error("nothing to publish: {folder} is empty")]
+    Nothing { folder: String },
+    #[error("collect the results")]
+    Walk(#[from] WalkError),
+    #[error("the name {key:?} has more than {KEY_BYTES_MAX} bytes")]
+    Name { key: String },
+    #[error("{uri}")]
+    Upload { uri: String, source: UploadError },
+}
+
+impl PublishError {
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Source(error) => error.exit(),
+            Self::Prefix { .. } => Exit::BadSettings,
+            Self::Nothing { .. } => Exit::NothingToPublish,
+            Self::Walk(WalkError::Io { source, .. }) => Exit::of_io(source),
+            Self::Walk(WalkError::Refused { .. }) | Self::Name { .. } => Exit::PublishIncomplete,
+            Self::Upload { source, .. } => source.exit(),
+        }
+    }
+}
+
+/// Uploads the results, and returns only when all of them are there.
+pub(crate) async fn publish(settings: &PublishSettings) -> Result<(), PublishError> {
+    let workspace = Workspace::new(&settings.workspace);
+    let key = workspace.source_key(&settings.source_bucket)?;
+    let folder = workspace.results(&settings.from);
+    let prefix = target_prefix(settings, &key)?;
+    // A filter that wrote nothing need not have made the folder.
+    let results = if folder.exists() { walk(&folder)? } else { Vec::new() };
+    if results.is_empty() {
+        return Err(PublishError::Nothing { folder: folder.display().to_string() });
+    }
+    // Before anything is sent: a name that cannot be is not worth half an upload.
+    if let Some(long) = results.iter().find(|found| prefix.len() + found.name.len() > KEY_BYTES_MAX) {
+        return Err(PublishError::Name { key: shortened(&format!("{prefix}{}", long.name)) });
+    }
+    let client = settings.sink.client().await;
+    let uploads = results.iter().map(async |found| {
+        let key = format!("{prefix}{}", found.name);
+        let target = Target { client: &client, bucket: &settings.sink.name, key: &key };
+        let uploaded = target.upload(found).await;
+        uploaded.map_err(|source| PublishError::Upload { uri: shortened(&settings.sink.uri(&key)), source })
+    });
+    stream::iter(uploads).buffer_unordered(FILES_AT_A_TIME).try_for_each(async |()| Ok(())).await?;
+    let bytes: u64 = results.iter().map(|found| found.size).sum();
+    let to = settings.sink.uri(&prefix);
+    eprintln!("published {} files, {bytes} bytes, to {}", results.len(), to.escape_debug());
+    Ok(())
+}
+
+/// `<sink prefix><key without the source prefix>/`.
+fn target_prefix(settings: &PublishSettings, key: &str) -> Result<String, PublishError> {
+    let rest = key.strip_prefix(&settings.source_prefix).ok_or_else(|| PublishError::Prefix {
+        key: shortened(key),
+        prefix: settings.source_prefix.clone(),
+    })?;
+    Ok(format!("{}{rest}/", settings.prefix))
+}

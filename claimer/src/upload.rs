@@ -1,0 +1,176 @@
+//! Uploads one file and makes sure that the storage has it: with a SHA-256 that the service verifies and repeats, in parts
+//! when large, streamed from the disk so that memory does not grow with the file.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use aws_sdk_s3::Client;
+use aws_sdk_s3::primitives::{ByteStream, Length};
+use aws_sdk_s3::types::{ChecksumAlgorithm, CompletedMultipartUpload, CompletedPart};
+use aws_smithy_checksums::ChecksumAlgorithm as Algorithm;
+use aws_smithy_types::base64;
+use futures::{StreamExt, TryStreamExt, stream};
+
+use crate::exit::{Exit, chain};
+use crate::storage::StorageError;
+use crate::verify::BUFFER_BYTES;
+use crate::walk::Found;
+use crate::workspace::WorkspaceError;
+
+/// Larger files are uploaded in parts of this size.
+const PART_BYTES: u64 = 8 * 1024 * 1024;
+/// The protocol allows 10,000 parts, so those of huge files are larger.
+const PARTS_MAX: u64 = 10_000;
+/// Parts of one file at a time.
+const PARTS_AT_A_TIME: usize = 4;
+
+/// Why a file is not in the storage.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UploadError {
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    #[error(transparent)]
+    Local(#[from] WorkspaceError),
+    #[error("the storage has something else than was sent: {0}")]
+    Differs(String),
+    #[error("the storage answers without {0}")]
+    Answer(&'static str),
+}
+
+impl UploadError {
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Storage(error) => error.exit(),
+            Self::Local(error) => error.exit(),
+            Self::Differs(_) | Self::Answer(_) => Exit::PublishIncomplete,
+        }
+    }
+}
+
+/// Where a file goes.
+pub(crate) struct Target<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) bucket: &'a str,
+    pub(crate) key: &'a str,
+}
+
+impl Target<'_> {
+    /// Uploads a file and verifies it.
+    pub(crate) async fn upload(&self, file: &Found) -> Result<(), UploadError> {
+        if file.size <= PART_BYTES { self.at_once(file).await } else { self.in_parts(file).await }?;
+        // Whatever the answers said: it is there, under this name, with this length.
+        let head = self.client.head_object().bucket(self.bucket).key(self.key).send().await;
+        let length = match head.map_err(StorageError::from) {
+            Ok(head) => head.content_length(),
+            Err(StorageError::Gone(said)) => return Err(UploadError::Differs(format!("nothing ({said})"))),
+            Err(error) => return Err(error.into()),
+        };
+        if length.and_then(|length| u64::try_from(length).ok()) == Some(file.size) {
+            return Ok(());
+        }
+        Err(UploadError::Differs(format!("{} bytes instead of {}", length.unwrap_or_default(), file.size)))
+    }
+
+    async fn at_once(&self, file: &Found) -> Result<(), UploadError> {
+        let (sum, body) = piece(&file.path, 0, file.size).await?;
+        let request = self.client.put_object().bucket(self.bucket).key(self.key);
+        let request = request.content_length(file.size as i64).checksum_sha256(&sum).body(body);
+        let answer = request.send().await.map_err(StorageError::from)?;
+        same(&sum, answer.checksum_sha256())
+    }
+
+    async fn in_parts(&self, file: &Found) -> Result<(), UploadError> {
+        let begin = self.client.create_multipart_upload().bucket(self.bucket).key(self.key);
+        let begun =
+            begin.checksum_algorithm(ChecksumAlgorithm::Sha256).send().await.map_err(StorageError::from)?;
+        let id = begun.upload_id().ok_or(UploadError::Answer("an upload id"))?;
+        let uploaded = self.parts(file, id).await;
+        if uploaded.is_err() {
+            // Parts of an upload that never ends are paid for and never seen.
+            let abort = self.client.abort_multipart_upload().bucket(self.bucket).key(self.key).upload_id(id);
+            if let Err(error) = abort.send().await {
+                eprintln!(
+                    "the unfinished upload of {:?} stays: {}",
+                    self.key,
+                    chain(&StorageError::from(error))
+                );
+            }
+        }
+        uploaded
+    }
+
+    async fn parts(&self, file: &Found, id: &str) -> Result<(), UploadError> {
+        let size = part_size(file.size);
+        let parts = (0..file.size).step_by(size as usize).zip(1..).map(async |(start, number)| {
+            let length = size.min(file.size - start);
+            let (sum, body) = piece(&file.path, start, length).await?;
+            let request = self.client.upload_part().bucket(self.bucket).key(self.key).upload_id(id);
+            let request =
+                request.part_number(number).content_length(length as i64).checksum_sha256(&sum).body(body);
+            let answer = request.send().await.map_err(StorageError::from)?;
+            same(&sum, answer.checksum_sha256())?;
+            let etag = answer.e_tag().ok_or(UploadError::Answer("the etag of a part"))?;
+            let part = CompletedPart::builder().part_number(number).e_tag(etag).checksum_sha256(sum).build();
+            Ok::<_, UploadError>(part)
+        });
+        // In order, as the last request lists them.
+        let parts: Vec<_> = stream::iter(parts).buffered(PARTS_AT_A_TIME).try_collect().await?;
+        let parts = CompletedMultipartUpload::builder().set_parts(Some(parts)).build();
+        let complete =
+            self.client.complete_multipart_upload().bucket(self.bucket).key(self.key).upload_id(id);
+        complete.multipart_upload(parts).send().await.map_err(StorageError::from)?;
+        Ok(())
+    }
+}
+
+fn part_size(size: u64) -> u64 {
+    size.div_ceil(PARTS_MAX).max(PART_BYTES)
+}
+
+/// Services that keep checksums repeat them; for the others there is the length.
+fn same(sent: &str, answered: Option<&str>) -> Result<(), UploadError> {
+    match answered {
+        Some(answered) if answered != sent => {
+            Err(UploadError::Differs(format!("SHA-256 {answered} instead of {sent}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A piece of a file as a body that can be sent again, and its SHA-256.
+async fn piece(path: &Path, start: u64, length: u64) -> Result<(String, ByteStream), UploadError> {
+    let owned = path.to_owned();
+    let summed = tokio::task::spawn_blocking(move || sha256(&owned, start, length)).await;
+    let summed = summed.unwrap_or_else(|error| Err(error.into()));
+    let sum = summed.map_err(WorkspaceError::doing("read", path))?;
+    let body = ByteStream::read_from().path(path).offset(start).length(Length::Exact(length)).build().await;
+    Ok((sum, body.map_err(|error| WorkspaceError::doing("read", path)(io::Error::other(error)))?))
+}
+
+fn sha256(path: &Path, start: u64, length: u64) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(start))?;
+    let mut sum = Algorithm::Sha256.into_impl();
+    let (mut left, mut buffer) = (length, vec![0; BUFFER_BYTES]);
+    while left > 0 {
+        let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let piece = buffer.get_mut(..wanted).unwrap_or_default();
+        file.read_exact(piece)?;
+        sum.update(piece);
+        left -= wanted as u64;
+    }
+    Ok(base64::encode(sum.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_object_fits_into_the_parts_that_are_allowed() {
+        assert_eq!(part_size(9 * 1024 * 1024), PART_BYTES);
+        let largest = 5 * 1024_u64.pow(4);
+        assert!(largest.div_ceil(part_size(largest)) <= PARTS_MAX);
+    }
+}
