@@ -1,0 +1,143 @@
+//! The CRDs as an API server sees them: what the schema and its CEL rules refuse, what they default, and their shape.
+
+use crds::definitions;
+use crds::rules::{Context, Kind, check, default};
+use crds::v1alpha1::{Pipeline, PipelineRun};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
+use kube_cel::{ValidationError, Validator};
+use serde_json::{Value, json};
+use tests::examples::{CelCase, allowed_updates, cel_cases, pipeline, refused_updates, run, with};
+
+fn schema(object: &Value) -> Value {
+    let kind = object["kind"].as_str().unwrap();
+    let crd = definitions::all().into_iter().find(|crd| crd.spec.names.kind == kind).unwrap();
+    serde_json::to_value(crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref()).unwrap()
+}
+
+fn cel_errors(object: &Value, old: Option<&Value>) -> Vec<ValidationError> {
+    match Validator::new().validate_with_defaults(&schema(object), object, old) {
+        Ok(()) => Vec::new(),
+        Err(errors) => errors.into_vec(),
+    }
+}
+
+#[test]
+fn every_cel_rule_compiles() {
+    fn rules(schema: &JSONSchemaProps) -> usize {
+        let own = schema.x_kubernetes_validations.as_ref().map_or(0, Vec::len);
+        own + schema.properties.iter().flat_map(|p| p.values()).map(rules).sum::<usize>()
+    }
+    for crd in definitions::all() {
+        let props = crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap();
+        let compiled = kube_cel::compile_schema(&serde_json::to_value(props).unwrap());
+        assert!(!compiled.has_errors(), "{}: {:?}", crd.spec.names.kind, compiled.compilation_errors());
+        assert!(
+            crd.spec.names.kind == "ReferenceGrant" || rules(props) > 0,
+            "{} lost its CEL rules",
+            crd.spec.names.kind
+        );
+    }
+}
+
+#[test]
+fn cel_rules_refuse_a_mistake_and_accept_its_correction() {
+    for CelCase { object, pointer, bad, good } in cel_cases() {
+        let refused = cel_errors(&with(object(), pointer, bad.clone()), None);
+        assert!(!refused.is_empty(), "{pointer} = {bad} was accepted");
+        assert!(refused.iter().all(|error| error.message.len() > 10), "{refused:?}");
+        let accepted = cel_errors(&with(object(), pointer, good.clone()), None);
+        assert!(accepted.is_empty(), "{pointer} = {good}: {accepted:?}");
+    }
+}
+
+#[test]
+fn what_cel_refuses_the_rules_refuse_too() {
+    for CelCase { object, pointer, bad, good } in cel_cases() {
+        let refused = check(&with(object(), pointer, bad.clone()), &Context::default()).unwrap();
+        assert!(!refused.is_empty(), "{pointer} = {bad} was accepted by the rules");
+        assert_eq!(check(&with(object(), pointer, good), &Context::default()).unwrap(), []);
+    }
+}
+
+#[test]
+fn a_stored_run_changes_only_in_its_three_mutable_fields() {
+    let old = default(Kind::PipelineRun, &run());
+    for (pointer, value) in allowed_updates() {
+        let errors = cel_errors(&with(run(), pointer, value), Some(&old));
+        assert!(errors.is_empty(), "{pointer}: {errors:?}");
+    }
+    for (pointer, value) in refused_updates() {
+        let errors = cel_errors(&with(run(), pointer, value), Some(&old));
+        assert!(
+            errors.iter().any(|error| error.message.contains("immutable")),
+            "{pointer} could change: {errors:?}"
+        );
+    }
+}
+
+#[test]
+fn defaults_are_those_of_the_api_and_filling_them_in_twice_changes_nothing() {
+    let bare = json!({
+        "apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelineRun",
+        "metadata": { "name": "monday", "namespace": "team-a" }, "spec": { "pipelineRef": { "name": "p" }, "execution": null }
+    });
+    let once = default(Kind::PipelineRun, &bare);
+    assert_eq!(
+        once["spec"],
+        json!({
+            "pipelineRef": { "name": "p" },
+            "execution": { "parallelism": 10, "maxAttempts": 3, "pendingTimeout": "15m", "retryBackoff": { "initial": "1s", "max": "5m" } },
+            "suspend": false
+        })
+    );
+    assert_eq!(default(Kind::PipelineRun, &once), once);
+    assert_eq!(default(Kind::Pipeline, &pipeline())["spec"]["order"], "Sequential");
+}
+
+#[test]
+fn the_types_and_the_schema_default_alike() {
+    let bare = with(run(), "/spec/execution", json!(null));
+    let read: PipelineRun = serde_json::from_value(bare.clone()).unwrap();
+    let defaulted: PipelineRun = serde_json::from_value(default(Kind::PipelineRun, &bare)).unwrap();
+    assert_eq!(read, defaulted);
+    let read: Pipeline = serde_json::from_value(pipeline()).unwrap();
+    let defaulted: Pipeline = serde_json::from_value(default(Kind::Pipeline, &pipeline())).unwrap();
+    assert_eq!(read, defaulted);
+}
+
+/// What the API server demands of a structural schema, and what its CEL cost estimate needs: a bound on every list and
+/// text that a rule walks over.
+#[test]
+fn schemas_are_structural_and_bounded_where_rules_look() {
+    fn visit(path: &str, schema: &Value) {
+        assert!(schema.get("nullable").is_none(), "{path} is nullable");
+        assert!(schema.get("$ref").is_none() && schema.get("oneOf").is_none(), "{path} is not structural");
+        let any = schema["x-kubernetes-preserve-unknown-fields"] == true
+            || schema["x-kubernetes-int-or-string"] == true;
+        assert!(any || schema["type"].is_string(), "{path} has no type");
+        if schema["x-kubernetes-list-type"] == "map" {
+            let required = schema["items"]["required"].as_array().unwrap();
+            for key in schema["x-kubernetes-list-map-keys"].as_array().unwrap() {
+                assert!(required.contains(key), "{path}: the map key {key} must be required");
+            }
+        }
+        if schema.get("x-kubernetes-validations").is_some() && schema["type"] == "string" {
+            assert!(schema["maxLength"].is_u64(), "{path} has a rule and no maxLength");
+        }
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            visit(&format!("{path}.{name}"), property);
+        }
+        for child in ["items", "additionalProperties"] {
+            if schema[child].is_object() {
+                visit(&format!("{path}.{child}"), &schema[child]);
+            }
+        }
+    }
+    for crd in definitions::all() {
+        let kind = &crd.spec.names.kind;
+        let schema =
+            serde_json::to_value(&crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema).unwrap();
+        visit(kind, &schema["properties"]["spec"]);
+        assert!(crd.spec.names.categories.as_ref().unwrap().contains(&"openfilter".to_owned()));
+    }
+}

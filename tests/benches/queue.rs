@@ -1,0 +1,277 @@
+//! `make bench`, queue part: what the protocol costs over the bare stream commands, with the same client, the same
+//! server and the same data in one run. Ratios are asserted, because machines are shared and noisy; the best of some
+//! rounds counts, for both sides.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::{Duration, Instant};
+
+use crds::run_id::RunId;
+use queue::{Connection, File, Opened, Page, RetryPolicy, RunQueue, Settlement, Verdict, Worker};
+use redis::aio::MultiplexedConnection;
+use tests::valkey::{Flavor, TestServer};
+
+/// Files of one round: enough that a round takes a large part of a second.
+const FILES: usize = 50_000;
+const BATCH: usize = queue::BATCH_MAX;
+const ROUNDS: usize = 5;
+/// Claims are one round trip after the other, as pods make them.
+const CLAIMS: usize = 2_000;
+const STALE: usize = 10_000;
+
+const POLICY: RetryPolicy = RetryPolicy {
+    max_attempts: 3,
+    backoff_initial: Duration::ZERO,
+    backoff_max: Duration::ZERO,
+    keep_results: 0,
+};
+
+struct Bench {
+    server: TestServer,
+    connection: Connection,
+    bare: MultiplexedConnection,
+}
+
+fn main() {
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let server = TestServer::start(Flavor::Valkey).await;
+        let connection = server.connect();
+        let bare = server.raw_connection().await;
+        let failures = Bench { server, connection, bare }.run().await;
+        for failure in &failures {
+            eprintln!("below its aim: {failure}");
+        }
+        std::process::exit(i32::from(!failures.is_empty()));
+    });
+}
+
+/// The best rates of both sides, in files per second.
+#[derive(Default)]
+struct Best {
+    bare: f64,
+    ours: f64,
+}
+
+impl Best {
+    fn note(&mut self, files: usize, bare: Duration, ours: Duration) {
+        self.bare = self.bare.max(files as f64 / bare.as_secs_f64());
+        self.ours = self.ours.max(files as f64 / ours.as_secs_f64());
+    }
+}
+
+impl Bench {
+    async fn run(&mut self) -> Vec<String> {
+        let (mut enqueue, mut claim, mut settle) = (Best::default(), Best::default(), Best::default());
+        let (mut reclaim, mut memory) = (Duration::MAX, (0.0, 0.0));
+        for round in 0..ROUNDS {
+            eprintln!("round {} of {ROUNDS}: {FILES} files", round + 1);
+            let run: RunId = format!("bench-{round}").parse().unwrap();
+            let queue = self.open(&run).await;
+
+            let bare_time = self.bare_enqueue().await;
+            let our_time = time(self.our_enqueue(&queue)).await;
+            enqueue.note(FILES, bare_time, our_time);
+            // The same fields on both sides: what is compared is everything else that the protocol keeps.
+            memory =
+                (self.memory(&["bare"]).await, self.memory(&[&queue.keys().work, &queue.keys().meta]).await);
+
+            let bare_time = time(self.bare_claims()).await;
+            let our_time = time(self.our_claims(&queue)).await;
+            claim.note(CLAIMS, bare_time, our_time);
+            self.claim_rest("bare", "bare").await;
+            self.claim_rest(&queue.keys().work, &queue.keys().group).await;
+
+            let bare_time = self.bare_settle().await;
+            let our_time = self.our_settle(&queue).await;
+            settle.note(FILES, bare_time, our_time);
+            reclaim = reclaim.min(self.reclaim(&run).await);
+            self.server.raw(redis::cmd("FLUSHALL").arg("SYNC")).await;
+        }
+        report(&enqueue, &claim, &settle, reclaim, memory)
+    }
+
+    async fn open(&self, run: &RunId) -> RunQueue {
+        match RunQueue::open(&self.connection, run, "uid", "spec").await.unwrap() {
+            Opened::Created(queue) => queue,
+            Opened::Resumed(_) | Opened::Finished(_) | Opened::Taken { .. } | Opened::Used => {
+                panic!("{run} is not new")
+            }
+        }
+    }
+
+    async fn bare_enqueue(&mut self) -> Duration {
+        let mut create = redis::cmd("XGROUP");
+        self.server.raw(create.arg(&["CREATE", "bare", "bare", "0", "MKSTREAM"])).await;
+        let start = Instant::now();
+        for batch in 0..FILES / BATCH {
+            let mut pipeline = redis::pipe();
+            for number in 0..BATCH {
+                let File { key, size, etag } = file(batch * BATCH + number);
+                let command =
+                    pipeline.cmd("XADD").arg("bare").arg("*").arg("run").arg("bench-0").arg("file").arg(key);
+                command.arg("attempts").arg(0).arg("size").arg(size).arg("etag").arg(etag).ignore();
+            }
+            pipeline.query_async::<()>(&mut self.bare).await.unwrap();
+        }
+        start.elapsed()
+    }
+
+    async fn our_enqueue(&self, queue: &RunQueue) {
+        let cursor = |batch: usize| if batch == 0 { String::new() } else { batch.to_string() };
+        for batch in 0..FILES / BATCH {
+            let next = ((batch + 1) * BATCH < FILES).then(|| cursor(batch + 1));
+            let files = (0..BATCH).map(|number| file(batch * BATCH + number)).collect();
+            queue.enqueue(&Page { after: cursor(batch), next, files }).await.unwrap();
+        }
+    }
+
+    /// Each claim with a connection of its own, as pods make them.
+    async fn bare_claims(&self) {
+        let client = redis::Client::open(self.server.server().url).unwrap();
+        for pod in 0..CLAIMS {
+            let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+            let mut command = redis::cmd("XREADGROUP");
+            command
+                .arg("GROUP")
+                .arg("bare")
+                .arg(pod_name(pod))
+                .arg("COUNT")
+                .arg(1)
+                .arg("STREAMS")
+                .arg("bare")
+                .arg(">");
+            command.query_async::<redis::Value>(&mut connection).await.unwrap();
+        }
+    }
+
+    async fn our_claims(&self, queue: &RunQueue) {
+        for pod in 0..CLAIMS {
+            let mut worker =
+                Worker::new(self.server.server(), &queue.keys().work, &queue.keys().group, pod_name(pod));
+            worker.claim(Duration::from_millis(1)).await.unwrap().expect("a file");
+        }
+    }
+
+    async fn claim_rest(&mut self, stream: &str, group: &str) {
+        for batch in CLAIMS / BATCH..FILES / BATCH {
+            let mut pipeline = redis::pipe();
+            for number in 0..BATCH {
+                let command =
+                    pipeline.cmd("XREADGROUP").arg("GROUP").arg(group).arg(pod_name(batch * BATCH + number));
+                command.arg("COUNT").arg(1).arg("STREAMS").arg(stream).arg(">").ignore();
+            }
+            pipeline.query_async::<()>(&mut self.bare).await.unwrap();
+        }
+    }
+
+    async fn bare_settle(&mut self) -> Duration {
+        let ids = self.ids("bare").await;
+        let start = Instant::now();
+        for batch in ids.chunks(BATCH) {
+            let mut pipeline = redis::pipe();
+            for id in batch {
+                pipeline.cmd("XACK").arg("bare").arg("bare").arg(id).ignore();
+                pipeline.cmd("XDEL").arg("bare").arg(id).ignore();
+            }
+            pipeline.query_async::<()>(&mut self.bare).await.unwrap();
+        }
+        start.elapsed()
+    }
+
+    async fn our_settle(&mut self, queue: &RunQueue) -> Duration {
+        let settlements: Vec<Settlement> = self
+            .ids(&queue.keys().work)
+            .await
+            .into_iter()
+            .enumerate()
+            .map(|(pod, id)| Settlement {
+                entry: id.into(),
+                consumer: pod_name(pod),
+                verdict: Verdict::Succeeded,
+            })
+            .collect();
+        let start = Instant::now();
+        queue.settle(&settlements, &POLICY).await.unwrap();
+        let elapsed = start.elapsed();
+        assert_eq!(queue.stats().await.unwrap().succeeded, FILES as u64);
+        elapsed
+    }
+
+    async fn reclaim(&mut self, run: &RunId) -> Duration {
+        let queue = self.open(&format!("{run}-stale").parse().unwrap()).await;
+        self.our_enqueue(&queue).await;
+        for batch in 0..STALE / BATCH {
+            let mut pipeline = redis::pipe();
+            for number in 0..BATCH {
+                let command = pipeline
+                    .cmd("XREADGROUP")
+                    .arg("GROUP")
+                    .arg(&queue.keys().group)
+                    .arg(pod_name(batch * BATCH + number));
+                command.arg("COUNT").arg(1).arg("STREAMS").arg(&queue.keys().work).arg(">").ignore();
+            }
+            pipeline.query_async::<()>(&mut self.bare).await.unwrap();
+        }
+        let start = Instant::now();
+        let reclaimed = queue.reclaim(Duration::ZERO, &POLICY, |_| Some("PodLost".into())).await.unwrap();
+        assert_eq!(reclaimed.fates.len(), STALE);
+        start.elapsed()
+    }
+
+    async fn ids(&mut self, stream: &str) -> Vec<String> {
+        let mut command = redis::cmd("XRANGE");
+        let entries: redis::streams::StreamRangeReply =
+            command.arg(stream).arg("-").arg("+").query_async(&mut self.bare).await.unwrap();
+        entries.ids.into_iter().map(|entry| entry.id).collect()
+    }
+
+    /// Bytes per file.
+    async fn memory(&self, keys: &[&str]) -> f64 {
+        let mut bytes = 0;
+        for key in keys {
+            let mut command = redis::cmd("MEMORY");
+            let usage = self.server.raw(command.arg("USAGE").arg(key).arg("SAMPLES").arg(0)).await;
+            bytes += redis::from_redis_value::<u64>(usage).unwrap();
+        }
+        bytes as f64 / FILES as f64
+    }
+}
+
+async fn time(work: impl Future<Output = ()>) -> Duration {
+    let start = Instant::now();
+    work.await;
+    start.elapsed()
+}
+
+fn file(number: usize) -> File {
+    let key = format!("camera-7/2026/11/16/{:02}/frame-{number:08}.jpg", number % 24);
+    File { key, size: 183_204, etag: format!("\"{number:032x}\"") }
+}
+
+fn pod_name(number: usize) -> String {
+    format!("nightly-job-{number:05}")
+}
+
+fn report(enqueue: &Best, claim: &Best, settle: &Best, reclaim: Duration, memory: (f64, f64)) -> Vec<String> {
+    let mut failures = Vec::new();
+    println!("| queue | bare | protocol | ratio | aim |\n|---|---|---|---|---|");
+    for (name, best, aim) in
+        [("enqueue", enqueue, 0.8), ("connect and claim", claim, 0.0), ("settle", settle, 0.6)]
+    {
+        let ratio = best.ours / best.bare;
+        let wanted = if aim > 0.0 { format!("≥ {aim}") } else { "–".into() };
+        println!("| {name} | {:.0}/s | {:.0}/s | {ratio:.2} | {wanted} |", best.bare, best.ours);
+        if ratio < aim {
+            failures.push(format!("{name}: {ratio:.2} of bare"));
+        }
+    }
+    let ratio = memory.1 / memory.0;
+    println!("| memory per file | {:.0} B | {:.0} B | {ratio:.2} | ≤ 1.3 |", memory.0, memory.1);
+    println!("| reclaim {STALE} stale | – | {:.2} s | – | ≤ 2 s |", reclaim.as_secs_f64());
+    if ratio > 1.3 {
+        failures.push(format!("memory per file: {ratio:.2} of bare"));
+    }
+    if reclaim > Duration::from_secs(2) {
+        failures.push(format!("reclaim: {reclaim:?}"));
+    }
+    failures
+}

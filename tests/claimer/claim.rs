@@ -1,0 +1,214 @@
+//! Claiming: which file, how patiently, and how it ends.
+
+use std::time::{Duration, Instant};
+
+use queue::{Ending, Failure, Retention, RetryPolicy, Settlement, Verdict, Worker};
+use tests::eventually;
+use tests::valkey::Options;
+
+use crate::harness::Bench;
+
+const AT_ONCE: RetryPolicy = RetryPolicy {
+    max_attempts: 3,
+    backoff_initial: Duration::ZERO,
+    backoff_max: Duration::ZERO,
+    keep_results: 0,
+};
+const KEEP: Retention = Retention { details: Duration::from_secs(60), ledger: None };
+
+/// Trap 5: a reply that was lost, or a container that was restarted, must not claim a second file.
+#[tokio::test]
+async fn a_restarted_claimer_gets_its_own_pending_file_again() {
+    let bench = Bench::start().await;
+    let files = vec![bench.store("first", b"1").await, bench.store("second", b"2").await];
+    bench.enqueue(files).await;
+    let keys = bench.queue.keys();
+    let mut lost = Worker::new(bench.valkey.server(), &keys.work, &keys.group, "pod-1");
+    assert_eq!(lost.claim(Duration::from_millis(50)).await.unwrap().unwrap().file.key, "first");
+    for _ in 0..2 {
+        bench.claim().await.assert_ok();
+        assert_eq!(bench.input(), b"1");
+    }
+    let stats = bench.queue.stats().await.unwrap();
+    assert_eq!((stats.running, stats.queued), (1, 1), "one file is held, and nothing was acknowledged");
+}
+
+#[tokio::test]
+async fn the_attempt_is_counted_from_one() {
+    let bench = Bench::start().await;
+    bench.offer("a", b"x").await;
+    let attempt = || std::fs::read_to_string(bench.workspace().join("input.attempt")).unwrap();
+    bench.claim().await.assert_ok();
+    assert_eq!(attempt(), "1");
+    let held = bench.queue.claims_of(&["pod-1".to_owned()]).await.unwrap();
+    let verdict = Verdict::Failed(Failure::new("bad luck", Some(1)));
+    let settlement = Settlement { entry: held[0].entry.clone(), consumer: "pod-1".into(), verdict };
+    bench.queue.settle(&[settlement], &AT_ONCE).await.unwrap();
+    bench.queue.promote().await.unwrap();
+    bench.claim().await.assert_ok();
+    assert_eq!(attempt(), "2");
+}
+
+#[tokio::test]
+async fn a_claimer_waits_for_a_file_and_is_quick_when_there_is_one() {
+    let bench = Bench::start().await;
+    let mut command = bench.command();
+    let run = bench.run(&mut command);
+    let offer = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        bench.offer("late", b"x").await;
+    };
+    let (ended, ()) = tokio::join!(run, offer);
+    ended.assert_ok();
+    assert!(ended.took < Duration::from_secs(3), "{:?}", ended.took);
+}
+
+/// The budget is 50 ms for the release build on a quiet machine; here the build has no optimization and company.
+#[tokio::test]
+async fn the_claim_does_not_wait_for_anything_else() {
+    let bench = Bench::start().await;
+    bench.offer("a", b"x").await;
+    let ended = bench.claim().await;
+    ended.assert_ok();
+    let after = ended.stderr.split(" after ").nth(1).unwrap().lines().next().unwrap();
+    println!("claimed after {after}");
+    let slow = after.ends_with('s') && !after.ends_with("ms") && !after.ends_with("µs");
+    assert!(!slow, "claimed after {after}");
+}
+
+/// Trap 17: a restarted Valkey has forgotten the users; the operator restores them.
+#[tokio::test]
+async fn a_user_that_is_missing_is_waited_for() {
+    let mut bench = Bench::start_with(Options { persistent: true, ..Options::default() }).await;
+    bench.offer("a", b"x").await;
+    bench.valkey.restart().await;
+    let mut command = bench.command();
+    let run = bench.run(&mut command);
+    let restore = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        bench.user.ensure(&bench.valkey.connect()).await.unwrap();
+    };
+    let (ended, ()) = tokio::join!(run, restore);
+    ended.assert_ok();
+    assert!(ended.stderr.contains("AuthenticationFailed"), "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn a_user_that_stays_missing_is_given_up() {
+    let mut bench = Bench::start().await;
+    bench.set("VALKEY_PASSWORD", "wrong-hunter3").set("QUEUE_DENIED_TIMEOUT", "1s");
+    let ended = bench.claim().await;
+    ended.assert_failed(12, &["QueueDenied", "AuthenticationFailed"]);
+    assert!(!ended.stderr.contains("hunter3"));
+    bench.assert_no_input();
+}
+
+#[tokio::test]
+async fn valkey_may_be_away_for_a_while() {
+    let mut bench = Bench::start_with(Options { persistent: true, ..Options::default() }).await;
+    bench.offer("a", b"x").await;
+    bench.valkey.kill();
+    let mut command = bench.command();
+    let child = command.spawn().unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    bench.valkey.restart().await;
+    bench.user.ensure(&bench.valkey.connect()).await.unwrap();
+    let output = child.wait_with_output().await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(bench.input(), b"x");
+}
+
+#[tokio::test]
+async fn valkey_that_stays_away_is_given_up() {
+    let mut bench = Bench::start().await;
+    bench.valkey.kill();
+    bench.set("QUEUE_TIMEOUT", "1s");
+    bench.claim().await.assert_failed(11, &["QueueUnreachable", "for 1s"]);
+    bench.assert_no_input();
+}
+
+#[tokio::test]
+async fn a_closed_run_ends_its_claimers() {
+    let bench = Bench::start().await;
+    bench.enqueue(Vec::new()).await;
+    let mut command = bench.command();
+    let run = bench.run(&mut command);
+    let close = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        bench.queue.close(Ending::Abort { reason: "enough" }, "{}", &KEEP).await.unwrap();
+    };
+    let (waiting, _) = tokio::join!(run, close);
+    waiting.assert_failed(13, &["RunClosed"]);
+    bench.claim().await.assert_failed(13, &["RunClosed"]);
+}
+
+#[tokio::test]
+async fn valkey_with_tls_is_verified_by_its_ca() {
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let mut bench = Bench::start_with(Options { tls: true, ..Options::default() }).await;
+    bench.offer("a", b"x").await;
+    bench.claim().await.assert_ok();
+    bench.env.remove("VALKEY_CA_CERTIFICATE");
+    bench.set("QUEUE_TIMEOUT", "0s");
+    bench.claim().await.assert_failed(11, &["QueueUnreachable", "certificate"]);
+}
+
+#[tokio::test]
+async fn sigterm_ends_it_at_once() {
+    let bench = Bench::start().await;
+    let mut command = bench.command();
+    let mut child = command.spawn().unwrap();
+    let pid = child.id().unwrap().to_string();
+    // It is waiting for a file when its consumer is there.
+    eventually("the claimer waits", || async {
+        let mut clients = redis::cmd("CLIENT");
+        let value = bench.valkey.raw(clients.arg("LIST")).await;
+        format!("{value:?}").contains("cmd=xreadgroup")
+    })
+    .await;
+    let start = Instant::now();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let status = child.wait().await.unwrap();
+    assert_eq!(status.code(), Some(143));
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn unusable_settings_are_named() {
+    let mut bench = Bench::start().await;
+    for (name, value, word) in [
+        ("STREAM", "", "STREAM"),
+        ("VALKEY_URL", "nonsense", "Valkey settings"),
+        ("S3_BUCKET", "", "S3_BUCKET"),
+        ("S3_ENDPOINT", "https://me:hunter4@s3", "S3_ENDPOINT"),
+        ("S3_SECRET_ACCESS_KEY", "", "S3_SECRET_ACCESS_KEY"),
+        ("S3_USE_PATH_STYLE", "perhaps", "path-style"),
+        ("OPENFILTER_FILTERS", "ok,../up", "OPENFILTER_FILTERS"),
+        ("QUEUE_TIMEOUT", "soon", "queue-timeout"),
+    ] {
+        let good = bench.env.get(name).cloned();
+        bench.set(name, value);
+        let ended = bench.claim().await;
+        ended.assert_failed(10, &["BadSettings", word]);
+        assert!(!ended.stderr.contains("hunter4"));
+        match good {
+            Some(good) => bench.set(name, good),
+            None => {
+                bench.env.remove(name);
+                &mut bench
+            }
+        };
+    }
+}
+
+#[tokio::test]
+async fn help_shows_every_setting_and_no_secret() {
+    let bench = Bench::start().await;
+    let ended = bench.run(bench.command().args(["claim", "--help"])).await;
+    assert_eq!(ended.code, 0);
+    for name in
+        ["STREAM", "VALKEY_PASSWORD", "S3_SECRET_ACCESS_KEY", "QUEUE_DENIED_TIMEOUT", "OPENFILTER_FILTERS"]
+    {
+        assert!(ended.stderr.contains(&format!("[env: {name}")), "{name}");
+    }
+}

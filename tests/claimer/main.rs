@@ -1,0 +1,10 @@
+//! The claimer as a process: real Valkey, real S3, real TLS. Every run also checks that no secret is printed.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod claim;
+mod endpoints;
+mod fake;
+mod faults;
+mod fetch;
+mod harness;
+mod publish;

@@ -1,0 +1,79 @@
+//! A sample filter that does, and fails, on command: what the suites run when they do not care about the work.
+//!
+//! ```text
+//! probe copy               copies the input to its output
+//! probe fail-on-marker     as copy, but fails on a file that contains "FAIL-HERE"
+//! probe fail-times N       fails in the first N attempts of a file, then copies
+//! probe sleep SECONDS      waits, then copies
+//! probe exit CODE          ends with this code
+//! probe eat-memory         takes memory until it is killed
+//! ```
+
+use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, thread, time::Duration};
+
+const USAGE: &str = "probe copy | fail-on-marker | fail-times N | sleep SECONDS | exit CODE | eat-memory";
+const MARKER: &[u8] = b"FAIL-HERE";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = env::args().skip(1).collect();
+    match run(&words.iter().map(String::as_str).collect::<Vec<_>>()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("probe: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[&str]) -> Result<ExitCode, Box<dyn Error>> {
+    match words {
+        ["copy"] => copy(),
+        ["fail-on-marker"] => {
+            let found = fs::read(input())?.windows(MARKER.len()).any(|window| window == MARKER);
+            if found { Err("the file is marked to fail".into()) } else { copy() }
+        }
+        ["fail-times", times] => {
+            let (times, attempt): (u32, u32) = (times.parse()?, attempt());
+            if attempt <= times {
+                Err(format!("attempt {attempt} of {times} that fail").into())
+            } else {
+                copy()
+            }
+        }
+        ["sleep", seconds] => {
+            thread::sleep(Duration::try_from_secs_f64(seconds.parse()?)?);
+            copy()
+        }
+        ["exit", code] => Ok(ExitCode::from(code.parse::<u8>()?)),
+        ["eat-memory"] => eat_memory(),
+        _ => Err(USAGE.into()),
+    }
+}
+
+fn input() -> String {
+    env::var("SOURCE_PATH").unwrap_or_else(|_| "/ws/input".to_owned())
+}
+
+fn copy() -> Result<ExitCode, Box<dyn Error>> {
+    let filter = env::var("OPENFILTER_FILTER").unwrap_or_else(|_| "probe".to_owned());
+    let output = PathBuf::from(env::var("OUTPUT_PATH").unwrap_or_else(|_| format!("/ws/out/{filter}")));
+    fs::create_dir_all(&output)?;
+    let bytes = fs::copy(input(), output.join("copy"))?;
+    println!("copied {bytes} bytes");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The number of this attempt, counted from 1; a file nobody counts is in its first.
+fn attempt() -> u32 {
+    let file = env::var("OPENFILTER_ATTEMPT_FILE").unwrap_or_else(|_| "/ws/input.attempt".to_owned());
+    fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(1)
+}
+
+fn eat_memory() -> Result<ExitCode, Box<dyn Error>> {
+    let mut eaten: Vec<Vec<u8>> = Vec::new();
+    loop {
+        // Written, not only reserved: untouched memory costs nothing.
+        eaten.push(vec![1; 8 << 20]);
+        std::hint::black_box(&eaten);
+    }
+}

@@ -1,0 +1,43 @@
+//! A sample filter: reads the image of one file and writes `thumbnail.png`, at most 256 pixels wide and high.
+//!
+//! It knows nothing of Kubernetes, queues or buckets: a file comes in, a file goes out, and the exit code says whether
+//! that worked. Every filter is like this.
+
+use std::{env, error::Error, fs, path::PathBuf, process::ExitCode};
+
+use image::{ImageFormat, ImageReader, Limits};
+
+/// The longer side of a thumbnail, in pixels.
+const SIDE: u32 = 256;
+/// A picture may say that it is a hundred times larger than its file: refuse before memory is spent on it.
+const MEMORY_MAX: u64 = 256 << 20;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(written) => {
+            println!("wrote {}", written.display());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("thumbnail: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<PathBuf, Box<dyn Error>> {
+    let input = env::var("SOURCE_PATH").unwrap_or_else(|_| "/ws/input".to_owned());
+    let filter = env::var("OPENFILTER_FILTER").unwrap_or_else(|_| "thumbnail".to_owned());
+    let output = PathBuf::from(env::var("OUTPUT_PATH").unwrap_or_else(|_| format!("/ws/out/{filter}")));
+    // The input has no extension: its first bytes say what it is.
+    let mut reader =
+        ImageReader::open(&input).map_err(|error| format!("{input}: {error}"))?.with_guessed_format()?;
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MEMORY_MAX);
+    reader.limits(limits);
+    let picture = reader.decode().map_err(|error| format!("{input} is not a picture: {error}"))?;
+    fs::create_dir_all(&output).map_err(|error| format!("{}: {error}", output.display()))?;
+    let file = output.join("thumbnail.png");
+    picture.thumbnail(SIDE, SIDE).save_with_format(&file, ImageFormat::Png)?;
+    Ok(file)
+}

@@ -1,0 +1,118 @@
+//! The workers' user: exactly what it needs, and put right when it is not.
+
+use queue::{Ensured, WorkerUser};
+use tests::valkey::{Flavor, TestServer};
+
+use super::{SHORT, queue_with, run_id, worker};
+
+#[tokio::test]
+async fn a_workers_user_may_claim_and_ping_and_nothing_else() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "acl", &["a"]).await;
+        let user = WorkerUser::generate(&run_id("acl"), "uid-1").unwrap();
+        user.ensure(&server.connect()).await.unwrap();
+        let login = server.server().with_user(&user.name, user.password.clone());
+        let claimed = worker(login, &queue, "pod").claim(SHORT).await.unwrap().unwrap();
+
+        let url = server.server().url.replace(
+            "redis://",
+            &format!("redis://{}:{}@", user.name.replace(':', "%3A"), user.password.reveal()),
+        );
+        let mut client = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+        redis::cmd("PING").query_async::<String>(&mut client).await.unwrap();
+        let (work, group, entry) =
+            (queue.keys().work.as_str(), queue.keys().group.as_str(), claimed.entry.as_str());
+        for words in [
+            vec!["XACK", work, group, entry],
+            vec!["XADD", work, "*", "file", "x"],
+            vec!["XDEL", work, entry],
+            vec!["XLEN", work],
+            vec!["XRANGE", work, "-", "+"],
+            vec!["XREAD", "STREAMS", work, "0"],
+            vec!["XGROUP", "DESTROY", work, group],
+            vec!["XCLAIM", work, group, "me", "0", entry],
+            vec!["KEYS", "*"],
+            vec!["SCAN", "0"],
+            vec!["HGETALL", &queue.keys().meta],
+            vec!["GET", "anything"],
+            vec!["DEL", work],
+            vec!["EVAL", "return 1", "0"],
+            vec!["ACL", "WHOAMI"],
+            vec!["ACL", "LIST"],
+            vec!["CONFIG", "GET", "*"],
+            vec!["INFO"],
+            vec!["PUBLISH", "c", "m"],
+            vec!["FLUSHALL"],
+            vec!["SHUTDOWN", "NOSAVE"],
+        ] {
+            let mut command = redis::cmd(words[0]);
+            command.arg(&words[1..]);
+            let refused = command.query_async::<redis::Value>(&mut client).await.unwrap_err();
+            assert_eq!(refused.code(), Some("NOPERM"), "{words:?}: {refused}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_user_that_was_tampered_with_is_put_right() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let connection = server.connect();
+        let user = WorkerUser::generate(&run_id("tampered"), "uid-1").unwrap();
+        assert!(!user.is_present(&connection).await.unwrap());
+        assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Restored);
+        assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Present);
+        for change in [
+            &["+@all"][..],
+            &["allkeys"],
+            &["nopass"],
+            &[">another"],
+            &["off"],
+            &["~pr:other:work"],
+            &["&*"],
+            &["(+get ~x)"],
+        ] {
+            let mut command = redis::cmd("ACL");
+            server.raw(command.arg("SETUSER").arg(&user.name).arg(change)).await;
+            assert!(!user.is_present(&connection).await.unwrap(), "{change:?} goes unnoticed");
+            assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Restored, "{change:?}");
+            assert!(user.is_present(&connection).await.unwrap(), "{change:?} is not undone");
+        }
+        let other = WorkerUser::generate(&run_id("tampered"), "uid-1").unwrap();
+        assert!(!other.is_present(&connection).await.unwrap(), "another password is another user");
+    }
+}
+
+#[tokio::test]
+async fn a_removed_user_gets_in_no_more_and_removing_it_again_is_fine() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let connection = server.connect();
+    let queue = queue_with(&server, "removed", &["a"]).await;
+    let user = WorkerUser::generate(&run_id("removed"), "uid-1").unwrap();
+    user.ensure(&connection).await.unwrap();
+    let login = server.server().with_user(&user.name, user.password.clone());
+    let mut pod = worker(login, &queue, "pod");
+    pod.claim(SHORT).await.unwrap();
+    WorkerUser::remove(&connection, &run_id("removed"), "uid-1").await.unwrap();
+    WorkerUser::remove(&connection, &run_id("removed"), "uid-1").await.unwrap();
+    assert!(pod.claim(SHORT).await.is_err(), "the open connection was ended");
+    assert!(matches!(pod.claim(SHORT).await, Err(queue::Error::Denied { .. })));
+}
+
+#[tokio::test]
+async fn passwords_show_nowhere() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let user = WorkerUser::generate(&run_id("secret"), "uid-1").unwrap();
+    let mut slow = redis::cmd("CONFIG");
+    server.raw(slow.arg("SET").arg("slowlog-log-slower-than").arg(0)).await;
+    user.ensure(&server.connect()).await.unwrap();
+    let mut log = redis::cmd("SLOWLOG");
+    let logged = format!("{:?}", server.raw(log.arg("GET").arg(100)).await);
+    assert!(logged.contains("SETUSER"), "{logged}");
+    assert!(!logged.contains(user.password.reveal()));
+    assert!(
+        !format!("{user:?} {:?}", server.server().with_user("u", user.password.clone()))
+            .contains(user.password.reveal())
+    );
+}

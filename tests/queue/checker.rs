@@ -1,0 +1,371 @@
+//! The protocol, exhaustively: every interleaving of two operators and a handful of pods over a small bucket, with
+//! crashes, lost replies, dying pods and decisions that are carried out long after they were made. Random histories
+//! sample this space; here nothing of it is left out.
+
+use std::collections::BTreeSet;
+
+use stateright::{Checker, Model, Property};
+use tests::model::{EntryNo, Fate, FileNo, ModelQueue, Pod, Verdict};
+
+const OPERATORS: usize = 2;
+
+/// The bucket, and how much may happen.
+struct Protocol {
+    pages: &'static [&'static [FileNo]],
+    pods: Pod,
+    max_attempts: u32,
+    backoff: bool,
+    /// How many requests of workers whose connection broke are still served.
+    ghosts: u8,
+    /// Whether operators may abort the run.
+    abort: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    ghosts: u8,
+    queue: ModelQueue,
+    operators: [Operator; OPERATORS],
+    pods: Vec<PodState>,
+    /// What really happened, beyond the queue's own knowledge.
+    processed: BTreeSet<FileNo>,
+    succeeded: Vec<FileNo>,
+}
+
+/// What an operator knows and is about to do. Between deciding and doing anything may happen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Operator {
+    cursor: u32,
+    plan: Option<Plan>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Plan {
+    Settle(EntryNo, Verdict),
+    Reclaim(EntryNo, Pod),
+    Release(EntryNo),
+    Finish,
+    /// One file a call, so that everything happens between two of them too.
+    Abort,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum PodState {
+    /// Started, holds nothing as far as it knows.
+    Started,
+    /// Has found that it holds nothing, and waits for a file.
+    Waiting,
+    /// Knows its file and works on it.
+    Working(EntryNo, FileNo),
+    /// Ended, with a result.
+    Ended(EntryNo, Verdict),
+    /// Killed: its node is gone, or it was evicted.
+    Dead,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Enqueue {
+        operator: usize,
+        reply_lost: bool,
+    },
+    /// An operator restarts: its plan is forgotten and its cursor read anew.
+    Crash(usize),
+    /// The first half of a claim: what do I hold?
+    AskOwn {
+        pod: Pod,
+    },
+    /// The second half: a file is handed out, and the first that is held is read.
+    AskNew {
+        pod: Pod,
+        reply_lost: bool,
+    },
+    /// A request from before is served, and nobody learns of it.
+    Ghost(Pod),
+    End(Pod, Verdict),
+    Kill(Pod),
+    PlanSettle(usize, Pod),
+    PlanReclaim(usize, EntryNo),
+    PlanRelease(usize, EntryNo),
+    PlanFinish(usize),
+    PlanAbort(usize),
+    /// The plan is carried out; if the reply is lost, the operator keeps it and will do it again.
+    CarryOut {
+        operator: usize,
+        reply_lost: bool,
+    },
+    Promote,
+}
+
+impl Protocol {
+    fn files(&self) -> BTreeSet<FileNo> {
+        self.pages.iter().flat_map(|page| page.iter().copied()).collect()
+    }
+}
+
+impl Model for Protocol {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World {
+            ghosts: self.ghosts,
+            queue: ModelQueue::default(),
+            operators: Default::default(),
+            pods: vec![PodState::Started; self.pods as usize],
+            processed: BTreeSet::new(),
+            succeeded: Vec::new(),
+        }]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        for operator in 0..OPERATORS {
+            let state = &world.operators[operator];
+            if !world.queue.closed {
+                for reply_lost in [false, true] {
+                    actions.push(Action::Enqueue { operator, reply_lost });
+                }
+            }
+            if *state != (Operator { cursor: world.queue.cursor, plan: None }) {
+                actions.push(Action::Crash(operator));
+            }
+            if state.plan.is_some() {
+                for reply_lost in [false, true] {
+                    actions.push(Action::CarryOut { operator, reply_lost });
+                }
+                continue;
+            }
+            for (pod, state) in world.pods.iter().enumerate() {
+                if matches!(state, PodState::Ended(..)) {
+                    actions.push(Action::PlanSettle(operator, pod as Pod));
+                }
+            }
+            for (entry, pod) in &world.queue.pending {
+                // Whether a pod is alive is a guess: a node that nobody hears of may be working.
+                actions.push(Action::PlanReclaim(operator, *entry));
+                if world.queue.own(*pod).is_some_and(|(own, _)| own != *entry) {
+                    actions.push(Action::PlanRelease(operator, *entry));
+                }
+            }
+            if !world.queue.closed {
+                actions.push(Action::PlanFinish(operator));
+                if self.abort {
+                    actions.push(Action::PlanAbort(operator));
+                }
+            }
+        }
+        for (pod, state) in world.pods.iter().enumerate() {
+            let pod = pod as Pod;
+            match state {
+                PodState::Started if !world.queue.closed => {
+                    actions.push(Action::AskOwn { pod });
+                    actions.push(Action::Kill(pod));
+                }
+                PodState::Waiting if !world.queue.closed => {
+                    for reply_lost in [false, true] {
+                        actions.push(Action::AskNew { pod, reply_lost });
+                    }
+                    actions.push(Action::Kill(pod));
+                }
+                PodState::Working(..) => {
+                    actions.push(Action::End(pod, Verdict::Succeeded));
+                    actions.push(Action::End(pod, Verdict::Failed));
+                    actions.push(Action::Kill(pod));
+                }
+                PodState::Started | PodState::Waiting | PodState::Ended(..) | PodState::Dead => {}
+            }
+            if world.ghosts > 0 && *state != PodState::Dead && !world.queue.closed {
+                actions.push(Action::Ghost(pod));
+            }
+        }
+        if !world.queue.retry.is_empty() {
+            actions.push(Action::Promote);
+        }
+    }
+
+    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+        let mut next = world.clone();
+        match action {
+            Action::Enqueue { operator, reply_lost } => {
+                let cursor = next.operators[operator].cursor;
+                let last = cursor as usize + 1 == self.pages.len();
+                next.queue.enqueue(cursor, last, self.pages[cursor as usize]);
+                if !reply_lost {
+                    next.operators[operator].cursor = next.queue.cursor;
+                }
+            }
+            Action::Crash(operator) => {
+                next.operators[operator] = Operator { cursor: next.queue.cursor, plan: None };
+            }
+            Action::AskOwn { pod } => {
+                next.pods[pod as usize] = match next.queue.own(pod) {
+                    Some((entry, message)) => PodState::Working(entry, message.file),
+                    None => PodState::Waiting,
+                };
+            }
+            Action::AskNew { pod, reply_lost } => {
+                next.queue.deliver(pod, |_| true)?;
+                // A worker that got no answer begins anew.
+                next.pods[pod as usize] = match next.queue.own(pod) {
+                    Some((entry, message)) if !reply_lost => PodState::Working(entry, message.file),
+                    _ => PodState::Started,
+                };
+            }
+            Action::Ghost(pod) => {
+                next.queue.deliver(pod, |_| true)?;
+                next.ghosts -= 1;
+            }
+            Action::End(pod, verdict) => {
+                let PodState::Working(entry, file) = next.pods[pod as usize] else { return None };
+                next.pods[pod as usize] = PodState::Ended(entry, verdict);
+                if verdict == Verdict::Succeeded {
+                    next.processed.insert(file);
+                }
+            }
+            Action::Kill(pod) => next.pods[pod as usize] = PodState::Dead,
+            Action::PlanSettle(operator, pod) => {
+                let PodState::Ended(entry, verdict) = next.pods[pod as usize] else { return None };
+                next.operators[operator].plan = Some(Plan::Settle(entry, verdict));
+            }
+            Action::PlanReclaim(operator, entry) => {
+                next.operators[operator].plan = Some(Plan::Reclaim(entry, next.queue.pending[&entry]));
+            }
+            Action::PlanRelease(operator, entry) => {
+                next.operators[operator].plan = Some(Plan::Release(entry))
+            }
+            Action::PlanAbort(operator) => next.operators[operator].plan = Some(Plan::Abort),
+            Action::PlanFinish(operator) => next.operators[operator].plan = Some(Plan::Finish),
+            Action::CarryOut { operator, reply_lost } => {
+                let plan = next.operators[operator].plan?;
+                self.carry_out(&mut next, plan);
+                if !reply_lost {
+                    next.operators[operator].plan = None;
+                }
+            }
+            Action::Promote => {
+                next.queue.promote();
+            }
+        }
+        (next != *world).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("the counts add up", |_, world: &World| world.queue.adds_up()),
+            Property::always("every queued file is in exactly one place", |_, world: &World| {
+                let queue = &world.queue;
+                let mut places: Vec<FileNo> = world.succeeded.clone();
+                places.extend(queue.work.values().map(|message| message.file));
+                places.extend(queue.retry.iter().map(|(_, message)| message.file));
+                places.extend(queue.dlq.iter().map(|message| message.file));
+                let distinct: BTreeSet<FileNo> = places.iter().copied().collect();
+                distinct.len() == places.len() && places.len() == queue.total as usize
+            }),
+            Property::always("no file counts as succeeded that was not processed", |_, world: &World| {
+                world.succeeded.iter().all(|file| world.processed.contains(file))
+            }),
+            Property::always(
+                "a finished run has settled every file of the bucket",
+                |protocol: &Self, world: &World| {
+                    let queue = &world.queue;
+                    let settled: BTreeSet<FileNo> = world
+                        .succeeded
+                        .iter()
+                        .copied()
+                        .chain(queue.dlq.iter().map(|message| message.file))
+                        .collect();
+                    // An aborted run has settled what it had listed.
+                    let all = if queue.closing {
+                        settled.len() == queue.total as usize
+                    } else {
+                        settled == protocol.files()
+                    };
+                    !queue.closed || (all && queue.queued() == 0 && queue.running() == 0)
+                },
+            ),
+            Property::always("no file is tried more often than allowed", |protocol: &Self, world: &World| {
+                world.queue.dlq.iter().all(|message| message.attempts <= protocol.max_attempts)
+            }),
+            Property::sometimes(
+                "a run finishes with every file succeeded",
+                |protocol: &Self, world: &World| {
+                    world.queue.closed && world.succeeded.len() == protocol.files().len()
+                },
+            ),
+            Property::sometimes("a run finishes with a dead letter", |_, world: &World| {
+                world.queue.closed && !world.queue.dlq.is_empty()
+            }),
+            Property::sometimes("a file is reclaimed and succeeds", |_, world: &World| {
+                world.queue.reclaimed > 0 && world.queue.succeeded == world.queue.total && world.queue.closed
+            }),
+        ]
+    }
+}
+
+impl Protocol {
+    fn carry_out(&self, world: &mut World, plan: Plan) {
+        match plan {
+            Plan::Settle(entry, verdict) => {
+                let file = world.queue.work.get(&entry).map(|message| message.file);
+                let fate = world.queue.settle(entry, verdict, self.max_attempts, self.backoff);
+                if let (Fate::Succeeded, Some(file)) = (fate, file) {
+                    world.succeeded.push(file);
+                }
+            }
+            Plan::Reclaim(entry, pod) => {
+                world.queue.reclaim(entry, pod, self.max_attempts, self.backoff);
+            }
+            Plan::Release(entry) => {
+                world.queue.settle(entry, Verdict::Released, self.max_attempts, self.backoff);
+            }
+            Plan::Abort => {
+                world.queue.abort(1);
+            }
+            Plan::Finish => {
+                world.queue.finish();
+            }
+        }
+    }
+}
+
+fn explore(protocol: Protocol) {
+    let started = std::time::Instant::now();
+    let checker = protocol.checker().threads(2).spawn_bfs().join();
+    println!("explored {} states in {:?}", checker.unique_state_count(), started.elapsed());
+    checker.assert_properties();
+    assert!(checker.unique_state_count() > 10_000, "the space is smaller than it should be");
+}
+
+#[test]
+fn every_interleaving_of_two_pages_and_two_pods_is_safe() {
+    explore(Protocol {
+        pages: &[&[1], &[2]],
+        pods: 2,
+        max_attempts: 2,
+        backoff: false,
+        ghosts: 0,
+        abort: false,
+    });
+}
+
+#[test]
+fn every_interleaving_with_back_off_is_safe() {
+    explore(Protocol { pages: &[&[1]], pods: 3, max_attempts: 2, backoff: true, ghosts: 0, abort: false });
+}
+
+#[test]
+fn every_interleaving_with_requests_that_are_served_late_is_safe() {
+    explore(Protocol {
+        pages: &[&[1, 2]],
+        pods: 2,
+        max_attempts: 2,
+        backoff: false,
+        ghosts: 1,
+        abort: false,
+    });
+}
+
+#[test]
+fn every_interleaving_with_an_abort_is_safe() {
+    explore(Protocol { pages: &[&[1, 2]], pods: 2, max_attempts: 2, backoff: false, ghosts: 0, abort: true });
+}

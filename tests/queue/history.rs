@@ -1,0 +1,548 @@
+//! Random histories: operators that crash, replies that are lost, pods that die, results that come late or twice. After
+//! every step the real server is compared with the model, and every file is looked up where it really is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crds::run_id::RunId;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use queue::{
+    Closed, Ending, Enqueued, EntryId, Failure, Fate, Listing, Opened, Page, Retention, RetryPolicy,
+    RunQueue, Settlement, Verdict, Worker,
+};
+use redis::streams::{StreamRangeReply, StreamReadReply};
+use tests::model::{self, EntryNo, FileNo, ModelQueue, Pod};
+use tests::valkey::{Flavor, TestServer};
+
+use super::{file, open, run_id, worker};
+
+/// Histories per server, unless the environment variable of this name says otherwise. Together with their steps this is
+/// some hundred thousand calls.
+const HISTORIES: u32 = 1000;
+const PAGES: u32 = 3;
+const FILES_PER_PAGE: u32 = 3;
+const PODS: Pod = 4;
+const MAX_ATTEMPTS: u32 = 2;
+/// Long enough to be a back-off, short enough to wait for: the delay is at least half of it, so at least 1 ms.
+const BACKOFF: Duration = Duration::from_millis(2);
+/// Small, so that histories fall between two batches.
+const BATCH: usize = 2;
+const RETENTION: Retention = Retention { details: Duration::from_secs(60), ledger: None };
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// An operator sends the page after the last one it knows of. If the reply is lost it knows no more than before.
+    Enqueue {
+        operator: usize,
+        reply_lost: bool,
+    },
+    /// A worker claims. If the reply is lost it does not know that it holds a file.
+    Claim {
+        pod: Pod,
+        reply_lost: bool,
+    },
+    /// A request of a worker whose connection broke is served, and nobody learns of it.
+    Ghost {
+        pod: Pod,
+    },
+    /// Somebody reads a file with NOACK.
+    Steal,
+    /// An operator reports claims: now, or after somebody else did, or the same one twice in one call.
+    Settle {
+        operator: usize,
+        claims: Vec<(prop::sample::Index, model::Verdict)>,
+    },
+    /// An operator reclaims what these pods hold.
+    Reclaim {
+        operator: usize,
+        dead: BTreeSet<Pod>,
+    },
+    Promote {
+        operator: usize,
+    },
+    /// An operator dies, and another one starts: it knows only what the server tells it.
+    Crash {
+        operator: usize,
+    },
+    /// Somebody tries to finish the run, whatever its state.
+    Finish {
+        operator: usize,
+    },
+    /// Somebody aborts the run, which takes several calls.
+    Abort {
+        operator: usize,
+    },
+}
+
+fn verdict() -> impl Strategy<Value = model::Verdict> {
+    prop_oneof![
+        Just(model::Verdict::Succeeded),
+        Just(model::Verdict::Failed),
+        Just(model::Verdict::Rejected),
+        Just(model::Verdict::Released)
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let operator = 0..2usize;
+    let pod = 0..PODS;
+    let claim = any::<prop::sample::Index>();
+    prop_oneof![
+        4 => (operator.clone(), any::<bool>()).prop_map(|(operator, reply_lost)| Step::Enqueue { operator, reply_lost }),
+        8 => (pod.clone(), any::<bool>()).prop_map(|(pod, reply_lost)| Step::Claim { pod, reply_lost }),
+        8 => (operator.clone(), prop::collection::vec((claim, verdict()), 1..4)).prop_map(|(operator, claims)| Step::Settle { operator, claims }),
+        1 => (0..PODS).prop_map(|pod| Step::Ghost { pod }),
+        1 => Just(Step::Steal),
+        2 => (operator.clone(), prop::collection::btree_set(pod, 0..3)).prop_map(|(operator, dead)| Step::Reclaim { operator, dead }),
+        2 => operator.clone().prop_map(|operator| Step::Promote { operator }),
+        1 => operator.clone().prop_map(|operator| Step::Crash { operator }),
+        1 => operator.clone().prop_map(|operator| Step::Finish { operator }),
+        1 => operator.prop_map(|operator| Step::Abort { operator }),
+    ]
+}
+
+#[derive(Clone, Debug)]
+struct History {
+    steps: Vec<Step>,
+    backoff: bool,
+    /// How the run ends after the steps: by working off what is left, or by an abort.
+    abort: bool,
+}
+
+fn history() -> impl Strategy<Value = History> {
+    (prop::collection::vec(step(), 0..50), any::<bool>(), any::<bool>())
+        .prop_map(|(steps, backoff, abort)| History { steps, backoff, abort })
+}
+
+/// What one operator knows.
+struct Operator {
+    queue: RunQueue,
+    cursor: u32,
+}
+
+struct World {
+    run: RunId,
+    connections: [queue::Connection; 2],
+    operators: Vec<Operator>,
+    workers: BTreeMap<Pod, Worker>,
+    model: ModelQueue,
+    entries: BTreeMap<EntryId, EntryNo>,
+    /// Every claim that a worker learnt of, oldest first: what operators may report, however late.
+    claims: Vec<(EntryId, Pod)>,
+    succeeded: BTreeSet<FileNo>,
+    policy: RetryPolicy,
+    raw: redis::aio::MultiplexedConnection,
+}
+
+/// Connections that all histories share, because connecting takes longer than living through one.
+struct Connections {
+    operators: [queue::Connection; 2],
+    raw: redis::aio::MultiplexedConnection,
+}
+
+impl Connections {
+    async fn new(server: &TestServer) -> Self {
+        let raw = server.raw_connection().await;
+        Self { operators: [server.connect(), server.connect()], raw }
+    }
+}
+
+fn name_of(file_no: FileNo) -> String {
+    format!("file-{file_no}")
+}
+
+fn number_of(name: &str) -> FileNo {
+    name.strip_prefix("file-").unwrap().parse().unwrap()
+}
+
+fn pod_name(pod: Pod) -> String {
+    format!("pod-{pod}")
+}
+
+fn page(number: u32) -> (Page, Vec<FileNo>) {
+    let files: Vec<FileNo> = (0..FILES_PER_PAGE).map(|offset| number * FILES_PER_PAGE + offset).collect();
+    let cursor = |number: u32| if number == 0 { String::new() } else { number.to_string() };
+    let next = (number + 1 < PAGES).then(|| cursor(number + 1));
+    (Page { after: cursor(number), next, files: files.iter().map(|no| file(name_of(*no))).collect() }, files)
+}
+
+impl World {
+    async fn new(server: &TestServer, connections: &Connections, name: &str, backoff: bool) -> Self {
+        let run = run_id(name);
+        let mut operators = Vec::new();
+        for connection in &connections.operators {
+            operators.push(Operator { queue: open(connection, &run).await.with_batch(BATCH), cursor: 0 });
+        }
+        let workers = (0..PODS)
+            .map(|pod| (pod, worker(server.server(), &operators[0].queue, &pod_name(pod))))
+            .collect();
+        let delay = if backoff { BACKOFF } else { Duration::ZERO };
+        Self {
+            run,
+            connections: connections.operators.clone(),
+            operators,
+            workers,
+            model: ModelQueue::default(),
+            entries: BTreeMap::new(),
+            claims: Vec::new(),
+            succeeded: BTreeSet::new(),
+            policy: RetryPolicy {
+                max_attempts: MAX_ATTEMPTS,
+                backoff_initial: delay,
+                backoff_max: delay,
+                keep_results: 0,
+            },
+            raw: connections.raw.clone(),
+        }
+    }
+
+    fn backoff(&self) -> bool {
+        !self.policy.backoff_max.is_zero()
+    }
+
+    async fn take(&mut self, step: &Step) {
+        match step {
+            Step::Enqueue { operator, reply_lost } => self.enqueue(*operator, *reply_lost).await,
+            Step::Claim { pod, reply_lost } => self.claim(*pod, *reply_lost).await,
+            Step::Settle { operator, claims } => {
+                let known = self.claims.len();
+                let claims: Vec<_> =
+                    claims.iter().map(|(claim, verdict)| (claim.index(known.max(1)), *verdict)).collect();
+                if known > 0 {
+                    self.settle(*operator, &claims).await;
+                }
+            }
+            Step::Reclaim { operator, dead } => self.reclaim(*operator, dead).await,
+            Step::Promote { operator } => {
+                tokio::time::sleep(if self.backoff() { BACKOFF * 2 } else { Duration::ZERO }).await;
+                let mut moved = 0;
+                for _ in 0..PAGES * FILES_PER_PAGE {
+                    let promoted = self.operators[*operator].queue.promote().await.unwrap();
+                    moved += promoted.moved;
+                    if promoted.moved < BATCH as u64 {
+                        break;
+                    }
+                }
+                assert_eq!(moved, u64::from(self.model.promote()));
+            }
+            Step::Ghost { pod } => self.ghost(*pod).await,
+            Step::Steal => self.steal().await,
+            Step::Crash { operator } => {
+                self.reopen(*operator).await;
+                let listing = self.operators[*operator].queue.stats().await.unwrap().listing;
+                self.operators[*operator].cursor = self.cursor_of(&listing);
+            }
+            Step::Finish { operator } => {
+                let closed =
+                    self.operators[*operator].queue.close(Ending::Finish, "", &RETENTION).await.unwrap();
+                assert_eq!(matches!(closed, Closed::Closed(_)), self.model.finish(), "{closed:?}");
+            }
+            Step::Abort { operator } => self.abort(*operator).await,
+        }
+        self.check().await;
+    }
+
+    /// A new process knows only what `open` tells it.
+    async fn reopen(&mut self, operator: usize) {
+        let connection = self.connections[operator].clone();
+        match RunQueue::open(&connection, &self.run, "uid-1", "spec-1").await.unwrap() {
+            Opened::Resumed(queue) => self.operators[operator].queue = queue.with_batch(BATCH),
+            Opened::Finished(_) => assert!(self.model.closed),
+            Opened::Created(_) | Opened::Taken { .. } | Opened::Used => panic!("the queue is another one"),
+        }
+    }
+
+    async fn abort(&mut self, operator: usize) {
+        let ending = Ending::Abort { reason: "Aborted" };
+        let closed = self.operators[operator].queue.close(ending, "", &RETENTION).await.unwrap();
+        assert_eq!(matches!(closed, Closed::Closed(_)), self.model.abort(BATCH), "{closed:?}");
+    }
+
+    /// `XREADGROUP … >`, and the file that came.
+    async fn read_new(&mut self, pod: Pod, no_ack: bool) -> Option<(EntryId, FileNo)> {
+        let keys = self.operators[0].queue.keys().clone();
+        let mut command = redis::cmd("XREADGROUP");
+        command.arg("GROUP").arg(&keys.group).arg(pod_name(pod)).arg("COUNT").arg(1);
+        if no_ack {
+            command.arg("NOACK");
+        }
+        command.arg("STREAMS").arg(&keys.work).arg(">");
+        let reply: Option<StreamReadReply> = command.query_async(&mut self.raw).await.unwrap();
+        let entry = reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids).next()?;
+        Some((entry.id.clone().into(), number_of(&entry.get::<String>("file").unwrap())))
+    }
+
+    async fn ghost(&mut self, pod: Pod) {
+        if self.model.closed {
+            return;
+        }
+        let read = self.read_new(pod, false).await;
+        let delivered =
+            self.model.deliver(pod, |message| read.as_ref().is_some_and(|(_, file)| message.file == *file));
+        assert_eq!(read.is_some(), delivered.is_some());
+        if let (Some((entry, _)), Some(number)) = (read, delivered) {
+            self.entries.insert(entry, number);
+        }
+    }
+
+    async fn steal(&mut self) {
+        if self.model.closed {
+            return;
+        }
+        let read = self.read_new(PODS, true).await;
+        let stolen = self
+            .model
+            .deliver_unremembered(|message| read.as_ref().is_some_and(|(_, file)| message.file == *file));
+        assert_eq!(read.is_some(), stolen.is_some());
+    }
+
+    fn cursor_of(&self, listing: &Listing) -> u32 {
+        match listing {
+            Listing::UpTo(cursor) => cursor.parse().unwrap_or(0),
+            Listing::Complete => PAGES - 1,
+        }
+    }
+
+    async fn enqueue(&mut self, operator: usize, reply_lost: bool) {
+        let cursor = self.operators[operator].cursor;
+        let (page, files) = page(cursor);
+        let enqueued = self.operators[operator].queue.enqueue(&page).await.unwrap();
+        let added = self.model.enqueue(cursor, page.next.is_none(), &files);
+        match &enqueued {
+            Enqueued::Added { total } => assert!(added && *total == u64::from(self.model.total)),
+            Enqueued::Superseded(_) => assert!(!added),
+        }
+        if !reply_lost {
+            self.operators[operator].cursor = match enqueued {
+                Enqueued::Added { .. } => (cursor + 1).min(PAGES - 1),
+                Enqueued::Superseded(listing) => self.cursor_of(&listing),
+            };
+        }
+    }
+
+    async fn claim(&mut self, pod: Pod, reply_lost: bool) {
+        if self.model.closed {
+            return;
+        }
+        // Waiting would only slow the test down when nothing is there.
+        let claimed = self.workers.get_mut(&pod).unwrap().claim(Duration::from_millis(1)).await.unwrap();
+        let Some(claimed) = claimed else {
+            assert_eq!(self.model.claim(pod, |_| true), None, "the server has no file for {pod}");
+            return;
+        };
+        let expected = self.model.claim(pod, |message| message.file == number_of(&claimed.file.key));
+        let (entry, message) = expected.unwrap_or_else(|| panic!("{claimed:?} should not be there"));
+        assert_eq!((message.file, message.attempts), (number_of(&claimed.file.key), claimed.attempts));
+        assert_eq!(*self.entries.entry(claimed.entry.clone()).or_insert(entry), entry);
+        if !reply_lost {
+            self.claims.push((claimed.entry, pod));
+        }
+    }
+
+    async fn settle(&mut self, operator: usize, claims: &[(usize, model::Verdict)]) {
+        let mut settlements = Vec::new();
+        let mut expected = Vec::new();
+        for (claim, verdict) in claims {
+            let (entry, pod) = self.claims[*claim].clone();
+            let file_no = self.model.work.get(&self.entries[&entry]).map(|message| message.file);
+            let fate = self.model.settle(self.entries[&entry], *verdict, MAX_ATTEMPTS, self.backoff());
+            if fate == model::Fate::Succeeded {
+                assert!(self.succeeded.insert(file_no.unwrap()), "a file succeeded twice");
+            }
+            expected.push(fate);
+            let failure = Failure::new("boom", Some(1));
+            let verdict = match verdict {
+                model::Verdict::Succeeded => Verdict::Succeeded,
+                model::Verdict::Failed => Verdict::Failed(failure),
+                model::Verdict::Rejected => Verdict::Rejected(failure),
+                model::Verdict::Released => Verdict::Released,
+            };
+            settlements.push(Settlement { entry, consumer: pod_name(pod), verdict });
+        }
+        let fates = self.operators[operator].queue.settle(&settlements, &self.policy).await.unwrap();
+        assert_eq!(fates.iter().map(simplified).collect::<Vec<_>>(), expected);
+    }
+
+    async fn reclaim(&mut self, operator: usize, dead: &BTreeSet<Pod>) {
+        let names: BTreeSet<String> = dead.iter().map(|pod| pod_name(*pod)).collect();
+        let held: Vec<(EntryNo, Pod)> = self
+            .model
+            .pending
+            .iter()
+            .filter(|(_, pod)| dead.contains(pod))
+            .map(|(entry, pod)| (*entry, *pod))
+            .collect();
+        let expected: Vec<model::Fate> = held
+            .into_iter()
+            .map(|(entry, pod)| self.model.reclaim(entry, pod, MAX_ATTEMPTS, self.backoff()))
+            .collect();
+        let queue = &self.operators[operator].queue;
+        let reclaimed = queue
+            .reclaim(Duration::ZERO, &self.policy, |pending| {
+                names.contains(&pending.consumer).then(|| "PodLost".into())
+            })
+            .await;
+        if self.model.closed {
+            assert!(matches!(reclaimed, Err(queue::Error::Closed { .. })), "a closed run holds nothing");
+            return;
+        }
+        let reclaimed = reclaimed.unwrap();
+        assert_eq!(reclaimed.held_by_nobody, u64::from(self.model.recover()));
+        let mut fates: Vec<String> =
+            reclaimed.fates.iter().map(|fate| format!("{:?}", simplified(fate))).collect();
+        let mut expected: Vec<String> = expected.iter().map(|fate| format!("{fate:?}")).collect();
+        fates.sort();
+        expected.sort();
+        assert_eq!(fates, expected);
+    }
+
+    /// The server's counts are the model's, and every file is in exactly one place.
+    async fn check(&mut self) {
+        let stats = self.operators[0].queue.stats().await.unwrap();
+        let model = &self.model;
+        assert!(model.adds_up());
+        let counts = [
+            stats.total,
+            stats.queued,
+            stats.running,
+            stats.succeeded,
+            stats.failed,
+            stats.retried,
+            stats.reclaimed,
+        ];
+        let expected = [
+            model.total,
+            model.queued(),
+            model.running(),
+            model.succeeded,
+            model.failed,
+            model.retried,
+            model.reclaimed,
+        ];
+        assert_eq!(counts, expected.map(u64::from));
+        assert_eq!(stats.listing == Listing::Complete, model.listed);
+
+        let keys = self.operators[0].queue.keys().clone();
+        let mut everywhere = redis::pipe();
+        everywhere.cmd("XRANGE").arg(&keys.work).arg("-").arg("+");
+        everywhere.cmd("ZRANGE").arg(&keys.retry).arg(0).arg(-1);
+        everywhere.cmd("XRANGE").arg(&keys.dlq).arg("-").arg("+");
+        let (work, retry, dlq): (StreamRangeReply, Vec<String>, StreamRangeReply) =
+            everywhere.query_async(&mut self.raw).await.unwrap();
+        let mut found: Vec<FileNo> = self.succeeded.iter().copied().collect();
+        for entry in work.ids.iter().chain(&dlq.ids) {
+            found.push(number_of(&entry.get::<String>("file").unwrap()));
+        }
+        for member in &retry {
+            let start = member.find("file-").unwrap();
+            found.push(number_of(member[start..].split('"').next().unwrap()));
+        }
+        found.sort();
+        assert_eq!(
+            found,
+            (0..self.model.total).collect::<Vec<_>>(),
+            "every file that was queued is in one place"
+        );
+    }
+
+    /// Works off what is left, with one honest operator and one honest worker.
+    async fn work_off(&mut self) {
+        let listing = self.operators[0].queue.stats().await.unwrap().listing;
+        self.operators[0].cursor = self.cursor_of(&listing);
+        for _ in 0..PAGES {
+            self.enqueue(0, false).await;
+        }
+        // Each round settles a file or moves one on, and a file is tried at most twice.
+        for _ in 0..PAGES * FILES_PER_PAGE * MAX_ATTEMPTS + 2 {
+            if self.model.finish() {
+                break;
+            }
+            if self.model.pending.values().any(|pod| *pod != 0) || !self.model.adrift.is_empty() {
+                self.take(&Step::Reclaim { operator: 0, dead: (1..PODS).collect() }).await;
+            }
+            if !self.model.retry.is_empty() {
+                self.take(&Step::Promote { operator: 0 }).await;
+            }
+            self.take(&Step::Claim { pod: 0, reply_lost: false }).await;
+            if let Some((entry, _)) = self.claims.last().cloned()
+                && self.model.pending.contains_key(&self.entries[&entry])
+            {
+                self.settle(0, &[(self.claims.len() - 1, model::Verdict::Succeeded)]).await;
+                self.check().await;
+            }
+        }
+        let closed = self.operators[0].queue.close(Ending::Finish, "done", &RETENTION).await.unwrap();
+        assert!(
+            matches!(&closed, Closed::Closed(finished) if finished.counts.total == u64::from(PAGES * FILES_PER_PAGE)),
+            "{closed:?}"
+        );
+    }
+}
+
+fn simplified(fate: &Fate) -> model::Fate {
+    match fate {
+        Fate::Succeeded => model::Fate::Succeeded,
+        Fate::Retrying { file, attempts, .. } => {
+            model::Fate::Retrying(model::Message { file: number_of(file), attempts: *attempts })
+        }
+        Fate::DeadLettered { file, attempts } => {
+            model::Fate::DeadLettered(model::Message { file: number_of(file), attempts: *attempts })
+        }
+        Fate::Released => model::Fate::Released,
+        Fate::Ignored => model::Fate::Ignored,
+    }
+}
+
+async fn live_through(server: &TestServer, connections: &Connections, name: &str, history: &History) {
+    let mut world = World::new(server, connections, name, history.backoff).await;
+    for step in &history.steps {
+        world.take(step).await;
+    }
+    if history.abort || world.model.closing {
+        for _ in 0..PAGES * FILES_PER_PAGE {
+            if !world.model.closed {
+                world.take(&Step::Abort { operator: 1 }).await;
+            }
+        }
+        assert!(world.model.closed);
+        world.check().await;
+    } else {
+        world.work_off().await;
+        assert_eq!(world.model.total, PAGES * FILES_PER_PAGE);
+    }
+}
+
+fn random_histories(flavor: Flavor) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let server = runtime.block_on(TestServer::start(flavor));
+    let connections = runtime.block_on(Connections::new(&server));
+    let cases =
+        std::env::var("HISTORIES").map_or(HISTORIES, |number| number.parse().expect("HISTORIES is a number"));
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+    let started = std::time::Instant::now();
+    let number = std::cell::Cell::new(0u32);
+    let outcome = TestRunner::new(config).run(&history(), |history| {
+        number.set(number.get() + 1);
+        let name = format!("history-{}", number.get());
+        let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            runtime.block_on(live_through(&server, &connections, &name, &history));
+        }));
+        lived.map_err(|panic| {
+            let text = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "a check failed".into());
+            TestCaseError::fail(text)
+        })
+    });
+    println!("{} histories in {:?}", number.get(), started.elapsed());
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[test]
+fn random_histories_lose_nothing_and_count_nothing_twice_on_valkey() {
+    random_histories(Flavor::Valkey);
+}
+
+#[test]
+fn random_histories_lose_nothing_and_count_nothing_twice_on_redis() {
+    random_histories(Flavor::Redis);
+}

@@ -1,0 +1,317 @@
+//! A run from its first page to its entry in the ledger.
+
+use std::time::Duration;
+
+use queue::{
+    Closed, Ending, Error, Failure, Fate, File, Opened, Page, Retention, RetryPolicy, RunQueue, State,
+    Verdict,
+};
+use tests::valkey::{Flavor, Options, TestServer};
+
+use super::{
+    AT_ONCE, SHORT, claim, counts, failed, file, last_page, open, queue_with, run_id, settlement, worker,
+};
+
+const RETENTION: Retention = Retention { details: Duration::from_secs(60), ledger: None };
+
+#[tokio::test]
+async fn a_run_is_executed_once_and_remembered() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let connection = server.connect();
+        let run = run_id("once");
+        let queue = queue_with(&server, "once", &["a", "b"]).await;
+        let (a, b) = (claim(&server, &queue, "one").await, claim(&server, &queue, "two").await);
+        let rejected = Verdict::Rejected(Failure::new("not an image", Some(3)));
+        let settled =
+            [settlement(&a.entry, "one", Verdict::Succeeded), settlement(&b.entry, "two", rejected)];
+        let fates = queue.settle(&settled, &AT_ONCE).await.unwrap();
+        assert_eq!(fates, [Fate::Succeeded, Fate::DeadLettered { file: "b".into(), attempts: 1 }]);
+        assert!(queue.stats().await.unwrap().is_finished());
+        let letter = queue.dead_letters(None, 10).await.unwrap().remove(0);
+        assert_eq!((letter.file.as_str(), letter.reason.as_str()), ("b", "not an image"));
+        assert_eq!((letter.exit_code, letter.pod.as_deref()), (Some(3), Some("two")));
+
+        let closed = queue.close(Ending::Finish, "one failed", &RETENTION).await.unwrap();
+        let Closed::Closed(finished) = closed.clone() else { panic!("{closed:?}") };
+        assert_eq!(finished.outcome, "one failed");
+        assert_eq!(
+            queue.close(Ending::Finish, "one failed", &RETENTION).await.unwrap(),
+            closed,
+            "closing is idempotent"
+        );
+        let stats = queue.stats().await.unwrap();
+        assert_eq!((stats.state, stats.succeeded, stats.failed), (State::Closed, 1, 1));
+        assert!(matches!(
+            worker(server.server(), &queue, "late").claim(SHORT).await,
+            Err(Error::Closed { .. })
+        ));
+
+        // Pruned and synced again: another object, the same run.
+        for owner in ["uid-1", "uid-2"] {
+            let opened = RunQueue::open(&connection, &run, owner, "spec-1").await.unwrap();
+            assert!(matches!(opened, Opened::Finished(found) if found == finished));
+        }
+        assert!(matches!(RunQueue::open(&connection, &run, "uid-2", "spec-2").await.unwrap(), Opened::Used));
+
+        // Deleting the run removes everything but the memory of it.
+        RunQueue::delete(&connection, &run, "uid-1").await.unwrap();
+        assert_eq!(keys(&server).await, [run.key("ledger")]);
+        let opened = RunQueue::open(&connection, &run, "uid-2", "spec-1").await.unwrap();
+        assert!(matches!(opened, Opened::Finished(found) if found == finished));
+    }
+}
+
+async fn keys(server: &TestServer) -> Vec<String> {
+    let mut keys = redis::cmd("KEYS");
+    let mut keys: Vec<String> = redis::from_redis_value(server.raw(keys.arg("pr:*")).await).unwrap();
+    keys.sort();
+    keys
+}
+
+#[tokio::test]
+async fn two_owners_never_share_a_run_id() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let connection = server.connect();
+    let run = run_id("shared");
+    let queue = queue_with(&server, "shared", &["a"]).await;
+    let other = RunQueue::open(&connection, &run, "uid-2", "spec-1").await.unwrap();
+    assert!(matches!(other, Opened::Taken { owner } if owner == "uid-1"));
+    RunQueue::delete(&connection, &run, "uid-2").await.unwrap();
+    assert_eq!(counts(&queue).await, (1, 1, 0, 0, 0), "only the owner deletes");
+
+    RunQueue::delete(&connection, &run, "uid-1").await.unwrap();
+    assert_eq!(keys(&server).await, [""; 0], "a run that was not finished leaves nothing behind");
+    assert!(matches!(
+        RunQueue::open(&connection, &run, "uid-2", "spec-2").await.unwrap(),
+        Opened::Created(_)
+    ));
+}
+
+#[tokio::test]
+async fn two_operators_that_open_at_once_hold_the_same_queue() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let (one, two) = (server.connect(), server.connect());
+    let run = run_id("race");
+    let (one, two) = tokio::join!(open(&one, &run), open(&two, &run));
+    assert_eq!(one.epoch(), two.epoch());
+}
+
+#[tokio::test]
+async fn details_expire_and_the_ledger_when_asked_to() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    for (name, ledger, remembered) in
+        [("kept", None, true), ("expiring", Some(Duration::from_millis(50)), false)]
+    {
+        let queue = queue_with(&server, name, &["a"]).await;
+        let reason = Ending::Abort { reason: "Aborted" };
+        queue.close(reason, "", &Retention { details: Duration::from_millis(50), ledger }).await.unwrap();
+        let expected: Vec<String> = remembered.then(|| run_id(name).key("ledger")).into_iter().collect();
+        tests::eventually("the details expire", || async { keys(&server).await == expected }).await;
+        let mut flush = redis::cmd("FLUSHALL");
+        server.raw(flush.arg("SYNC")).await;
+    }
+}
+
+#[tokio::test]
+async fn failed_files_wait_for_their_back_off_which_doubles_up_to_its_limit() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "backoff", &["a"]).await;
+        let policy = RetryPolicy {
+            max_attempts: 100,
+            backoff_initial: Duration::from_millis(40),
+            backoff_max: Duration::from_millis(100),
+            keep_results: 0,
+        };
+        for (attempt, longest) in [(1, 40), (2, 80), (3, 100), (4, 100)] {
+            let claimed = claim(&server, &queue, "pod").await;
+            assert_eq!(claimed.attempts, attempt - 1);
+            let fates =
+                queue.settle(&[settlement(&claimed.entry, "pod", failed("boom"))], &policy).await.unwrap();
+            let [Fate::Retrying { delay, .. }] = fates[..] else { panic!("{fates:?}") };
+            let longest = Duration::from_millis(longest);
+            assert!(delay >= longest / 2 && delay <= longest, "attempt {attempt} waits {delay:?}");
+            let stats = queue.stats().await.unwrap();
+            assert_eq!((stats.queued, stats.running), (1, 0));
+            assert!(stats.next_retry.is_some_and(|next| next <= longest));
+
+            let early = queue.promote().await.unwrap();
+            assert!(early.moved == 0 && early.next.is_some(), "{early:?}");
+            tokio::time::sleep(longest + Duration::from_millis(5)).await;
+            let due = queue.promote().await.unwrap();
+            assert_eq!((due.moved, due.next), (1, None));
+        }
+        assert_eq!(queue.stats().await.unwrap().retried, 4);
+    }
+}
+
+#[tokio::test]
+async fn any_key_goes_in_and_comes_out_exactly() {
+    let odd = [
+        "with space",
+        "new\nline",
+        "päth/ünïcode/日本",
+        "a+b%20c",
+        "/leading",
+        "../..",
+        "quote\"'\\",
+        "tab\t\u{7f}",
+        &"x".repeat(1024),
+    ];
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = open(&server.connect(), &run_id("odd")).await;
+        let files = odd
+            .iter()
+            .map(|key| File { key: (*key).into(), size: u64::MAX, etag: "W/\"a b\\\"".into() })
+            .collect();
+        queue.enqueue(&Page { after: String::new(), next: None, files }).await.unwrap();
+        let waits = RetryPolicy {
+            max_attempts: 2,
+            backoff_initial: Duration::from_millis(2),
+            backoff_max: Duration::from_millis(2),
+            keep_results: 0,
+        };
+        for round in 0..2 {
+            let mut seen = Vec::new();
+            for _ in odd {
+                let claimed = claim(&server, &queue, "pod").await;
+                assert_eq!(
+                    (claimed.attempts, claimed.file.size, claimed.file.etag.as_str()),
+                    (round, u64::MAX, "W/\"a b\\\"")
+                );
+                seen.push(claimed.file.key);
+                queue.settle(&[settlement(&claimed.entry, "pod", failed("boom"))], &waits).await.unwrap();
+            }
+            seen.sort();
+            let mut expected = odd.map(str::to_owned);
+            expected.sort();
+            assert_eq!(seen, expected);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            queue.promote().await.unwrap();
+        }
+        assert_eq!(queue.dead_letters(None, 100).await.unwrap().len(), odd.len());
+    }
+}
+
+#[tokio::test]
+async fn a_consumer_is_forgotten_with_its_last_entry() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "consumers", &["a", "b"]).await;
+        let (a, _) = (claim(&server, &queue, "one").await, claim(&server, &queue, "two").await);
+        queue.settle(&[settlement(&a.entry, "one", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
+        let claims = queue.claims_of(&["one".into(), "two".into()]).await.unwrap();
+        assert_eq!(claims.iter().map(|claim| claim.consumer.as_str()).collect::<Vec<_>>(), ["two"]);
+        let mut info = redis::cmd("XINFO");
+        let consumers: Vec<redis::Value> = redis::from_redis_value(
+            server.raw(info.arg("CONSUMERS").arg(&queue.keys().work).arg(&queue.keys().group)).await,
+        )
+        .unwrap();
+        assert_eq!(consumers.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn results_are_kept_when_asked_for_and_trimmed() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let names: Vec<String> = (0..600).map(|number| format!("file-{number}")).collect();
+    let queue = open(&server.connect(), &run_id("results")).await;
+    queue.enqueue(&last_page(names.iter().map(String::as_str))).await.unwrap();
+    let policy = RetryPolicy { keep_results: 100, ..AT_ONCE };
+    for number in 0..600 {
+        let claimed = claim(&server, &queue, "pod").await;
+        let verdict =
+            if number % 2 == 0 { Verdict::Succeeded } else { Verdict::Rejected(Failure::new("bad", None)) };
+        queue.settle(&[settlement(&claimed.entry, "pod", verdict)], &policy).await.unwrap();
+    }
+    let mut length = redis::cmd("XLEN");
+    let kept: u64 = redis::from_redis_value(server.raw(length.arg(&queue.keys().results)).await).unwrap();
+    assert!((100..=300).contains(&kept), "{kept} results are kept");
+}
+
+#[tokio::test]
+async fn a_page_that_cannot_be_resumed_is_refused() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let queue = open(&server.connect(), &run_id("pages")).await;
+    let standing = Page { after: "a".into(), next: Some("a".into()), files: vec![file("b")] };
+    assert!(matches!(queue.enqueue(&standing).await, Err(Error::Reply { .. })));
+    let long =
+        Page { after: String::new(), next: None, files: (0..1001).map(|n| file(n.to_string())).collect() };
+    assert!(matches!(queue.enqueue(&long).await, Err(Error::Reply { .. })));
+    assert_eq!(counts(&queue).await, (0, 0, 0, 0, 0));
+}
+
+/// A run id in braces keeps all keys of the run in one slot, so that every script works on a Valkey Cluster.
+#[tokio::test]
+async fn a_run_id_in_braces_works_on_a_cluster() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start_with(flavor, Options { cluster: true, ..Options::default() }).await;
+        let bare = RunQueue::open(&server.connect(), &run_id("slots"), "u", "s").await;
+        assert!(matches!(bare, Err(Error::Server { .. })), "without braces the keys are in different slots");
+
+        let run = "{team-a.slots}".parse().unwrap();
+        let queue = open(&server.connect(), &run).await;
+        queue.enqueue(&last_page(["a", "b"])).await.unwrap();
+        let (a, _b) = (claim(&server, &queue, "one").await, claim(&server, &queue, "two").await);
+        queue.settle(&[settlement(&a.entry, "one", failed("boom"))], &AT_ONCE).await.unwrap();
+        queue.reclaim(Duration::ZERO, &AT_ONCE, |_| Some("PodLost".into())).await.unwrap();
+        queue.promote().await.unwrap();
+        assert_eq!(counts(&queue).await, (2, 2, 0, 0, 0));
+        assert!(matches!(
+            queue.close(Ending::Abort { reason: "x" }, "", &RETENTION).await.unwrap(),
+            Closed::Closed(_)
+        ));
+        RunQueue::delete(&server.connect(), &run, "uid-1").await.unwrap();
+        assert_eq!(keys(&server).await, [run.key("ledger")]);
+    }
+}
+
+#[tokio::test]
+async fn whoever_ends_a_run_first_decides_how() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let queue = queue_with(&server, "endings", &["a"]).await;
+    let claimed = claim(&server, &queue, "pod").await;
+    queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
+    queue.close(Ending::Finish, "succeeded", &RETENTION).await.unwrap();
+    let late = queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &RETENTION).await.unwrap();
+    assert!(matches!(late, Closed::Closed(end) if end.outcome == "succeeded" && end.counts.failed == 0));
+
+    let queue = queue_with(&server, "abort-first", &["a", "b"]).await.with_batch(1);
+    let claimed = claim(&server, &queue, "pod").await;
+    let aborted = queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &RETENTION).await.unwrap();
+    assert_eq!(aborted, Closed::More { remaining: 1 });
+    let late =
+        queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
+    assert_eq!(late, [Fate::Ignored], "it is a dead letter already");
+    let claimed = claim(&server, &queue, "pod").await;
+    queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
+    let finished = queue.close(Ending::Finish, "succeeded", &RETENTION).await.unwrap();
+    assert!(matches!(finished, Closed::Closed(end) if end.outcome == "timed out"));
+}
+
+#[tokio::test]
+async fn an_owner_finds_its_own_finished_run_even_if_its_spec_reads_differently_now() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let queue = queue_with(&server, "reread", &[]).await;
+    queue.close(Ending::Finish, "nothing to do", &RETENTION).await.unwrap();
+    let opened =
+        RunQueue::open(&server.connect(), &run_id("reread"), "uid-1", "spec-as-hashed-by-a-newer-version")
+            .await;
+    assert!(matches!(opened.unwrap(), Opened::Finished(end) if end.outcome == "nothing to do"));
+}
+
+#[tokio::test]
+async fn an_entry_that_somebody_deleted_does_not_stop_the_batch_it_is_settled_in() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let queue = queue_with(&server, "vanished", &["a", "b", "c"]).await;
+    let (a, b) = (claim(&server, &queue, "one").await, claim(&server, &queue, "two").await);
+    let mut delete = redis::cmd("XDEL");
+    server.raw(delete.arg(&queue.keys().work).arg(b.entry.as_str())).await;
+    let keeping = RetryPolicy { keep_results: 10, ..AT_ONCE };
+    let settled =
+        [settlement(&b.entry, "two", Verdict::Succeeded), settlement(&a.entry, "one", Verdict::Succeeded)];
+    assert_eq!(queue.settle(&settled, &keeping).await.unwrap(), [Fate::Succeeded, Fate::Succeeded]);
+    assert_eq!(counts(&queue).await, (3, 1, 0, 2, 0));
+}

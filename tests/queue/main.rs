@@ -1,0 +1,80 @@
+//! The queue on real servers: Valkey 8 and Redis 7.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod acl;
+mod checker;
+mod connection;
+mod history;
+mod lifecycle;
+mod traps;
+
+use std::time::Duration;
+
+use crds::run_id::RunId;
+use queue::{
+    Claim, Connection, EntryId, Failure, File, Opened, Page, RetryPolicy, RunQueue, Server, Settlement,
+    Verdict, Worker,
+};
+use tests::valkey::TestServer;
+
+/// Three attempts, no waiting between them.
+const AT_ONCE: RetryPolicy = RetryPolicy {
+    max_attempts: 3,
+    backoff_initial: Duration::ZERO,
+    backoff_max: Duration::ZERO,
+    keep_results: 0,
+};
+
+/// Long enough for a reply, short enough not to be noticed.
+const SHORT: Duration = Duration::from_millis(20);
+
+fn run_id(name: &str) -> RunId {
+    RunId::derive("team-a", name).unwrap()
+}
+
+async fn open(connection: &Connection, run: &RunId) -> RunQueue {
+    match RunQueue::open(connection, run, "uid-1", "spec-1").await.unwrap() {
+        Opened::Created(queue) | Opened::Resumed(queue) => queue,
+        Opened::Finished(_) | Opened::Taken { .. } | Opened::Used => {
+            panic!("the queue of {run} cannot be opened")
+        }
+    }
+}
+
+fn file(key: impl Into<String>) -> File {
+    File { key: key.into(), size: 7, etag: "\"abc\"".into() }
+}
+
+/// A page from `after` to the end.
+fn last_page<K: Into<String>>(keys: impl IntoIterator<Item = K>) -> Page {
+    Page { after: String::new(), next: None, files: keys.into_iter().map(file).collect() }
+}
+
+/// An open queue with these files, all listed.
+async fn queue_with(server: &TestServer, name: &str, keys: &[&str]) -> RunQueue {
+    let queue = open(&server.connect(), &run_id(name)).await;
+    queue.enqueue(&last_page(keys.iter().copied())).await.unwrap();
+    queue
+}
+
+fn worker(server: Server, queue: &RunQueue, pod: &str) -> Worker {
+    Worker::new(server, &queue.keys().work, &queue.keys().group, pod)
+}
+
+async fn claim(server: &TestServer, queue: &RunQueue, pod: &str) -> Claim {
+    worker(server.server(), queue, pod).claim(SHORT).await.unwrap().expect("a file")
+}
+
+fn settlement(entry: &EntryId, pod: &str, verdict: Verdict) -> Settlement {
+    Settlement { entry: entry.clone(), consumer: pod.into(), verdict }
+}
+
+fn failed(reason: &str) -> Verdict {
+    Verdict::Failed(Failure::new(reason, Some(1)))
+}
+
+/// `(total, queued, running, succeeded, failed)`.
+async fn counts(queue: &RunQueue) -> (u64, u64, u64, u64, u64) {
+    let stats = queue.stats().await.unwrap();
+    (stats.total, stats.queued, stats.running, stats.succeeded, stats.failed)
+}

@@ -1,0 +1,479 @@
+//! The traps of queue-based designs, each by name: the defect that would be there without the protocol.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use queue::{Closed, Ending, Enqueued, Error, Fate, Finished, Listing, Page, Retention, RunQueue, Verdict};
+use tests::valkey::{Flavor, Options, TestServer};
+
+use super::{
+    AT_ONCE, SHORT, claim, counts, failed, file, last_page, open, queue_with, run_id, settlement, worker,
+};
+
+const RETENTION: Retention = Retention { details: Duration::from_secs(60), ledger: None };
+
+/// Trap 1: files listed but lost, by a crash in the middle of the listing.
+#[tokio::test]
+async fn partial_listing_resumes_from_the_cursor_and_loses_nothing() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let run = run_id("listing");
+        let first = Page { after: String::new(), next: Some("b".into()), files: vec![file("a"), file("b")] };
+        let second = Page { after: "b".into(), next: None, files: vec![file("c")] };
+
+        let queue = open(&server.connect(), &run).await;
+        assert_eq!(queue.enqueue(&first).await.unwrap(), Enqueued::Added { total: 2 });
+        drop(queue); // The operator dies here, before it has learnt anything.
+
+        let queue = open(&server.connect(), &run).await;
+        let stats = queue.stats().await.unwrap();
+        assert_eq!((stats.total, stats.listing.clone()), (2, Listing::UpTo("b".into())));
+        assert!(!stats.is_finished());
+        let premature = queue.close(Ending::Finish, "", &RETENTION).await.unwrap();
+        assert_eq!(
+            premature,
+            Closed::Unfinished { remaining: 2 },
+            "a run that is not listed must not succeed"
+        );
+
+        assert_eq!(queue.enqueue(&first).await.unwrap(), Enqueued::Superseded(Listing::UpTo("b".into())));
+        assert_eq!(queue.enqueue(&second).await.unwrap(), Enqueued::Added { total: 3 });
+        assert_eq!(queue.enqueue(&second).await.unwrap(), Enqueued::Superseded(Listing::Complete));
+        assert_eq!(counts(&queue).await, (3, 3, 0, 0, 0));
+    }
+}
+
+/// Trap 1: an empty listing of a lost stream is not "added".
+#[tokio::test]
+async fn a_page_is_not_added_to_a_stream_that_is_gone() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let queue = open(&server.connect(), &run_id("gone")).await;
+    let mut delete = redis::cmd("DEL");
+    server.raw(delete.arg(&queue.keys().work)).await;
+    assert!(matches!(queue.enqueue(&last_page(["a"])).await, Err(Error::Lost { .. })));
+}
+
+/// Trap 2: retrying by two commands loses or doubles the file when a crash falls between them. Here every state that a
+/// crash can leave is one before or one after the script, and sending it again changes nothing.
+#[tokio::test]
+async fn settling_twice_counts_once_and_a_retry_is_never_lost_or_doubled() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "retry", &["a"]).await;
+        for attempt in 1..=3 {
+            let claimed = claim(&server, &queue, "pod").await;
+            assert_eq!((claimed.file.key.as_str(), claimed.attempts), ("a", attempt - 1));
+            let settle = [settlement(&claimed.entry, "pod", failed("boom"))];
+            let fate = queue.settle(&settle, &AT_ONCE).await.unwrap();
+            let again = queue.settle(&settle, &AT_ONCE).await.unwrap();
+            assert_eq!(again, [Fate::Ignored], "a reply that was lost is asked for again");
+            if attempt < 3 {
+                assert_eq!(
+                    fate,
+                    [Fate::Retrying { file: "a".into(), attempts: attempt, delay: Duration::ZERO }]
+                );
+                assert_eq!(counts(&queue).await, (1, 1, 0, 0, 0));
+            } else {
+                assert_eq!(fate, [Fate::DeadLettered { file: "a".into(), attempts: 3 }]);
+                assert_eq!(counts(&queue).await, (1, 0, 0, 0, 1));
+            }
+        }
+    }
+}
+
+/// Trap 3: with Valkey down, nothing reads as zero, and so nothing reads as success.
+#[tokio::test]
+async fn a_dead_server_is_an_error_and_never_a_count() {
+    for flavor in Flavor::ALL {
+        let mut server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "down", &["a"]).await;
+        server.kill();
+        assert!(matches!(queue.stats().await, Err(Error::Unavailable { .. })));
+        assert!(matches!(queue.pending(None, SHORT, 10).await, Err(Error::Unavailable { .. })));
+        let closed = queue.close(Ending::Finish, "", &RETENTION).await;
+        assert!(matches!(closed, Err(Error::Unavailable { .. })));
+    }
+}
+
+/// Trap 3: a server that comes back empty has lost the run, which is not a finished run either.
+#[tokio::test]
+async fn a_server_that_lost_its_data_is_noticed_by_every_call() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let connection = server.connect();
+    let run = run_id("wiped");
+    let queue = queue_with(&server, "wiped", &["a"]).await;
+    server.raw(&redis::cmd("FLUSHALL")).await;
+
+    assert!(matches!(queue.stats().await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.enqueue(&last_page(["a"])).await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.promote().await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.settle(&[], &AT_ONCE).await, Ok(fates) if fates.is_empty()), "nothing was asked");
+    let unknown = settlement(&"1-1".to_owned().into(), "pod", Verdict::Succeeded);
+    assert!(matches!(queue.settle(&[unknown], &AT_ONCE).await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.dead_letters(None, 10).await, Err(Error::Lost { .. })));
+    let claims = queue.claims_of(&["pod".into()]).await;
+    assert!(matches!(claims, Err(Error::Lost { .. })), "{claims:?}");
+    assert!(matches!(queue.pending(None, SHORT, 10).await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.reclaim(SHORT, &AT_ONCE, |_| None).await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.close(Ending::Finish, "", &RETENTION).await, Err(Error::Lost { .. })));
+
+    let anew = open(&connection, &run).await;
+    assert_ne!(anew.epoch(), queue.epoch(), "a new epoch tells that data was lost");
+    assert_eq!(counts(&anew).await, (0, 0, 0, 0, 0));
+    let stale = RunQueue::of_epoch(&connection, &run, queue.epoch());
+    assert!(
+        matches!(stale.stats().await, Err(Error::Lost { .. })),
+        "an operator of the old epoch changes nothing"
+    );
+}
+
+/// Trap 3: any key that vanishes alone (evicted, deleted by hand) makes the sum wrong, and a wrong sum is no count.
+#[tokio::test]
+async fn losing_one_key_is_noticed() {
+    for victim in ["work", "retry", "meta", "dlq"] {
+        let server = TestServer::start(Flavor::Valkey).await;
+        let queue = queue_with(&server, "partial", &["a", "b", "c"]).await;
+        let (waits, dies) = (claim(&server, &queue, "one").await, claim(&server, &queue, "two").await);
+        let minute = Duration::from_secs(60);
+        let waiting = queue::RetryPolicy { backoff_initial: minute, backoff_max: minute, ..AT_ONCE };
+        let rejected = Verdict::Rejected(queue::Failure::new("bad", None));
+        let settled =
+            [settlement(&waits.entry, "one", failed("boom")), settlement(&dies.entry, "two", rejected)];
+        queue.settle(&settled, &waiting).await.unwrap();
+        assert_eq!(counts(&queue).await, (3, 2, 0, 0, 1));
+
+        let mut delete = redis::cmd("DEL");
+        server.raw(delete.arg(run_id("partial").key(victim))).await;
+        assert!(matches!(queue.stats().await, Err(Error::Lost { .. })), "losing {victim} goes unnoticed");
+        if matches!(victim, "work" | "meta") {
+            let settled = queue.settle(&settled, &AT_ONCE).await;
+            assert!(matches!(settled, Err(Error::Lost { .. })), "settling goes on without {victim}");
+        }
+    }
+}
+
+/// Trap 4: the group's `lag` is null after deletes, and reads as an empty queue. No count depends on it.
+#[tokio::test]
+async fn counts_are_exact_although_the_lag_of_the_group_is_unknown() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = open(&server.connect(), &run_id("lag")).await;
+        let page = |after: &str, next: Option<&str>| Page {
+            after: after.into(),
+            next: next.map(str::to_owned),
+            files: (0..750).map(|number| file(format!("{after}-{number}"))).collect(),
+        };
+        queue.enqueue(&page("", Some("1"))).await.unwrap();
+        queue.enqueue(&page("1", None)).await.unwrap();
+        claim(&server, &queue, "pod").await;
+        let closed = queue.close(Ending::Abort { reason: "Aborted" }, "", &RETENTION).await.unwrap();
+        assert_eq!(closed, Closed::More { remaining: 500 });
+
+        let mut info = redis::cmd("XINFO");
+        let groups: Vec<HashMap<String, redis::Value>> =
+            redis::from_redis_value(server.raw(info.arg("GROUPS").arg(&queue.keys().work)).await).unwrap();
+        assert_ne!(
+            groups[0]["lag"],
+            redis::Value::Int(500),
+            "the server knows the lag, so this test shows nothing"
+        );
+        assert_eq!(counts(&queue).await, (1500, 500, 0, 0, 1000));
+    }
+}
+
+/// Trap 5: the reply to a claim is lost, and the worker asks again.
+#[tokio::test]
+async fn a_worker_whose_reply_was_lost_gets_the_same_file_again() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "lost-reply", &["a", "b"]).await;
+        let first = claim(&server, &queue, "pod").await;
+        let second = claim(&server, &queue, "pod").await; // A restarted container: same pod, new connection.
+        assert_eq!(first, second);
+        assert_eq!(counts(&queue).await, (2, 1, 1, 0, 0), "one pod holds one file");
+        assert_ne!(claim(&server, &queue, "other").await.file, first.file);
+    }
+}
+
+/// Trap 10: an aborted run dead-letters what was not settled, all of it, and nothing that was.
+#[tokio::test]
+async fn aborting_dead_letters_exactly_what_was_not_settled() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "abort", &["done", "waiting", "running", "never"]).await;
+        let waits = queue::RetryPolicy {
+            backoff_initial: Duration::from_secs(60),
+            backoff_max: Duration::from_secs(60),
+            ..AT_ONCE
+        };
+        let done = claim(&server, &queue, "one").await;
+        let waiting = claim(&server, &queue, "two").await;
+        let running = claim(&server, &queue, "three").await;
+        let settled = [
+            settlement(&done.entry, "one", Verdict::Succeeded),
+            settlement(&waiting.entry, "two", failed("boom")),
+        ];
+        queue.settle(&settled, &waits).await.unwrap();
+        assert_eq!(counts(&queue).await, (4, 2, 1, 1, 0));
+
+        let closed = queue.close(Ending::Abort { reason: "TimedOut" }, "failed", &RETENTION).await.unwrap();
+        let Closed::Closed(Finished { counts, .. }) = closed else { panic!("{closed:?}") };
+        assert_eq!((counts.total, counts.succeeded, counts.failed), (4, 1, 3));
+        let letters = queue.dead_letters(None, 10).await.unwrap();
+        let dead: BTreeSet<_> =
+            letters.iter().map(|letter| (letter.file.as_str(), letter.attempts)).collect();
+        assert_eq!(dead, BTreeSet::from([("waiting", 1), ("running", 0), ("never", 0)]));
+        assert!(letters.iter().all(|letter| letter.reason == "TimedOut" && letter.run == "team-a.abort"));
+
+        let late =
+            queue.settle(&[settlement(&running.entry, "three", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
+        assert_eq!(late, [Fate::Ignored], "a result after the end changes nothing");
+    }
+}
+
+/// Trap 10: an abort of a large run goes on where it stopped, and nothing is queued meanwhile.
+#[tokio::test]
+async fn an_abort_takes_as_many_calls_as_it_needs() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let queue = open(&server.connect(), &run_id("large-abort")).await;
+    for page in 0..2 {
+        let files = (0..1000).map(|number| file(format!("{page}-{number}"))).collect();
+        let after = if page == 0 { String::new() } else { page.to_string() };
+        queue.enqueue(&Page { after, next: Some((page + 1).to_string()), files }).await.unwrap();
+    }
+    let abort = || queue.close(Ending::Abort { reason: "Aborted" }, "", &RETENTION);
+    assert_eq!(abort().await.unwrap(), Closed::More { remaining: 1000 });
+    assert_eq!(counts(&queue).await, (2000, 1000, 0, 0, 1000));
+    let more = Page { after: "2".into(), next: None, files: vec![file("late")] };
+    assert_eq!(queue.enqueue(&more).await.unwrap(), Enqueued::Superseded(Listing::Complete));
+    assert!(matches!(abort().await.unwrap(), Closed::Closed(end) if end.counts.failed == 2000));
+    assert!(
+        matches!(abort().await.unwrap(), Closed::Closed(end) if end.counts.failed == 2000),
+        "closing again says so again"
+    );
+}
+
+/// Trap 12: a reclaimer that reads the first page only is blind for what stands behind 1,000 living pods.
+#[tokio::test]
+async fn a_dead_pod_behind_thousands_of_living_ones_is_found() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = open(&server.connect(), &run_id("many")).await;
+        for page in 0..3 {
+            let files = (0..900).map(|number| file(format!("{page}-{number:04}"))).collect();
+            let after = if page == 0 { String::new() } else { page.to_string() };
+            queue
+                .enqueue(&Page { after, next: (page < 2).then(|| (page + 1).to_string()), files })
+                .await
+                .unwrap();
+        }
+        let mut client = server.raw_connection().await;
+        let mut claims = redis::pipe();
+        for number in 0..2700 {
+            let pod = if number == 2650 { "dead".to_owned() } else { format!("alive-{number}") };
+            let command = claims.cmd("XREADGROUP").arg("GROUP").arg(&queue.keys().group).arg(pod);
+            command.arg("COUNT").arg(1).arg("STREAMS").arg(&queue.keys().work).arg(">").ignore();
+        }
+        claims.query_async::<()>(&mut client).await.unwrap();
+
+        let mut asked = 0;
+        let reclaimed = queue
+            .reclaim(Duration::ZERO, &AT_ONCE, |pending| {
+                asked += 1;
+                (pending.consumer == "dead").then(|| "PodLost".to_owned())
+            })
+            .await
+            .unwrap();
+        assert_eq!(asked, 2700);
+        assert_eq!(
+            reclaimed.fates,
+            [Fate::Retrying { file: "2-0850".into(), attempts: 1, delay: Duration::ZERO }]
+        );
+        assert_eq!(counts(&queue).await, (2700, 1, 2699, 0, 0));
+        assert_eq!(queue.stats().await.unwrap().reclaimed, 1);
+    }
+}
+
+/// Trap 13: what is not idle long enough, or has another holder by now, is left alone.
+#[tokio::test]
+async fn an_entry_is_reclaimed_only_when_it_was_idle_long_enough() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "idle", &["a"]).await;
+        claim(&server, &queue, "pod").await;
+        let dead = |_: &queue::Pending| Some("PodLost".to_owned());
+        assert_eq!(queue.reclaim(Duration::from_secs(60), &AT_ONCE, dead).await.unwrap().fates, []);
+        assert_eq!(counts(&queue).await, (1, 0, 1, 0, 0));
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert_eq!(queue.reclaim(Duration::from_millis(20), &AT_ONCE, dead).await.unwrap().fates.len(), 1);
+        assert_eq!(counts(&queue).await, (1, 1, 0, 0, 0));
+    }
+}
+
+/// Trap 17: a restarted server has forgotten the workers' user. The worker is refused, the operator restores the user,
+/// and the worker goes on, with the file it had.
+#[tokio::test]
+async fn a_restarted_server_forgets_the_workers_user_and_the_operator_restores_it() {
+    for flavor in Flavor::ALL {
+        let options = Options { password: Some("admin"), persistent: true, ..Options::default() };
+        let mut server = TestServer::start_with(flavor, options).await;
+        let queue = queue_with(&server, "restart", &["a", "b"]).await;
+        let user = queue::WorkerUser::generate(&run_id("restart"), "uid-1").unwrap();
+        let connection = server.connect();
+        assert_eq!(user.ensure(&connection).await.unwrap(), queue::Ensured::Restored);
+        let mut pod = worker(server.server().with_user(&user.name, user.password.clone()), &queue, "pod");
+        let before = pod.claim(SHORT).await.unwrap().expect("a file");
+
+        server.restart().await;
+        tests::eventually("the worker is refused", || {
+            let mut pod = worker(server.server().with_user(&user.name, user.password.clone()), &queue, "pod");
+            async move {
+                let refused = pod.claim(SHORT).await;
+                matches!(&refused, Err(error @ Error::Denied { .. }) if error.is_transient())
+            }
+        })
+        .await;
+        tests::eventually("the operator restores the user", || async {
+            matches!(user.ensure(&connection).await, Ok(queue::Ensured::Restored | queue::Ensured::Present))
+        })
+        .await;
+        let mut after = pod.claim(SHORT).await;
+        if after.is_err() {
+            after = pod.claim(SHORT).await; // The first answer was for the connection that died.
+        }
+        assert_eq!(after.unwrap(), Some(before));
+        tests::eventually("the operator counts again", || async { queue.stats().await.is_ok() }).await;
+        assert_eq!(counts(&queue).await, (2, 1, 1, 0, 0));
+    }
+}
+
+/// Trap 23: one run's workers cannot touch another run's queue.
+#[tokio::test]
+async fn a_workers_user_reads_no_other_run() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let (own, other) =
+            (queue_with(&server, "own", &["a"]).await, queue_with(&server, "other", &["b"]).await);
+        let user = queue::WorkerUser::generate(&run_id("own"), "uid-1").unwrap();
+        user.ensure(&server.connect()).await.unwrap();
+        let login = server.server().with_user(&user.name, user.password.clone());
+        assert_eq!(worker(login.clone(), &own, "pod").claim(SHORT).await.unwrap().unwrap().file.key, "a");
+        assert!(matches!(worker(login, &other, "pod").claim(SHORT).await, Err(Error::Denied { .. })));
+        assert_eq!(counts(&other).await, (1, 1, 0, 0, 0));
+    }
+}
+
+/// Trap 5: a request of a worker whose connection broke while it waited is served all the same, and so is its next one.
+/// The worker processes the first of the two; the other is released, and counts neither as done nor as an attempt.
+#[tokio::test]
+async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_released() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = open(&server.connect(), &run_id("ghost")).await;
+        let keys = queue.keys().clone();
+        let url = server.server().url;
+        let ghost = tokio::spawn(async move {
+            let mut client =
+                redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+            let mut command = redis::cmd("XREADGROUP");
+            command.arg("GROUP").arg(&keys.group).arg("pod").arg("COUNT").arg(1).arg("BLOCK").arg(5000);
+            // The client gives up before the server does, as one that is cut off would.
+            let _ = command
+                .arg("STREAMS")
+                .arg(&keys.work)
+                .arg(">")
+                .query_async::<redis::Value>(&mut client)
+                .await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        });
+        let blocked = |number: u64| {
+            let server = &server;
+            async move {
+                let mut info = redis::cmd("INFO");
+                let info: String = redis::from_redis_value(server.raw(info.arg("clients")).await).unwrap();
+                info.contains(&format!("blocked_clients:{number}"))
+            }
+        };
+        tests::eventually("the ghost waits", || blocked(1)).await;
+        let mut pod = worker(server.server(), &queue, "pod");
+        let waiting = tokio::spawn(async move { pod.claim(Duration::from_secs(5)).await });
+        tests::eventually("the worker waits too", || blocked(2)).await;
+        queue.enqueue(&last_page(["first", "second"])).await.unwrap();
+
+        let claimed = waiting.await.unwrap().unwrap().unwrap();
+        assert_eq!(claimed.file.key, "first");
+        assert_eq!(claim(&server, &queue, "pod").await, claimed, "whoever asks again gets the same answer");
+        let held = queue.claims_of(&["pod".into()]).await.unwrap();
+        assert_eq!((held.len(), &held[0].entry), (2, &claimed.entry));
+        let settled = [
+            settlement(&held[0].entry, "pod", Verdict::Succeeded),
+            settlement(&held[1].entry, "pod", Verdict::Released),
+        ];
+        assert_eq!(queue.settle(&settled, &AT_ONCE).await.unwrap(), [Fate::Succeeded, Fate::Released]);
+        assert_eq!(counts(&queue).await, (2, 1, 0, 1, 0));
+        let second = claim(&server, &queue, "other").await;
+        assert_eq!((second.file.key.as_str(), second.attempts), ("second", 0));
+        ghost.abort();
+    }
+}
+
+/// Trap 23, the other way round: a worker may read its own stream, and no access rule keeps it from saying NOACK. What it
+/// takes in this way is found and queued again.
+#[tokio::test]
+async fn a_file_that_was_taken_without_a_trace_is_found_and_queued_again() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "noack", &["a", "b", "c"]).await;
+        claim(&server, &queue, "honest").await;
+        let mut steal = redis::cmd("XREADGROUP");
+        steal.arg("GROUP").arg(&queue.keys().group).arg("thief").arg("COUNT").arg(1).arg("NOACK");
+        server.raw(steal.arg("STREAMS").arg(&queue.keys().work).arg(">")).await;
+        assert_eq!(counts(&queue).await, (3, 2, 1, 0, 0));
+
+        let reclaimed =
+            queue.clone().with_batch(1).reclaim(Duration::ZERO, &AT_ONCE, |_| None).await.unwrap();
+        assert_eq!((reclaimed.fates.len(), reclaimed.held_by_nobody), (0, 1));
+        assert_eq!(queue.reclaim(Duration::ZERO, &AT_ONCE, |_| None).await.unwrap().held_by_nobody, 0);
+        assert_eq!(counts(&queue).await, (3, 2, 1, 0, 0));
+        let rest =
+            [claim(&server, &queue, "one").await.file.key, claim(&server, &queue, "two").await.file.key];
+        assert_eq!(rest, ["c", "b"]);
+    }
+}
+
+/// Trap 13: between looking and acting the worker may have come back, or somebody else may hold the file.
+#[tokio::test]
+async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_reclaimed() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        for (name, words) in [
+            (
+                "woke-up",
+                vec!["XREADGROUP", "GROUP", "{group}", "pod", "COUNT", "1", "STREAMS", "{work}", "0"],
+            ),
+            ("changed-hands", vec!["XCLAIM", "{work}", "{group}", "other", "0", "{id}"]),
+        ] {
+            let queue = queue_with(&server, name, &["a"]).await;
+            claim(&server, &queue, "pod").await;
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            let url = server.server().url;
+            let meanwhile = |pending: &queue::Pending| {
+                let mut client = redis::Client::open(url.as_str()).unwrap().get_connection().unwrap();
+                let mut command = redis::cmd(words[0]);
+                for word in &words[1..] {
+                    let keys = queue.keys();
+                    command.arg(
+                        word.replace("{work}", &keys.work)
+                            .replace("{group}", &keys.group)
+                            .replace("{id}", pending.entry.as_str()),
+                    );
+                }
+                command.query::<redis::Value>(&mut client).unwrap();
+                Some("PodLost".to_owned())
+            };
+            let reclaimed = queue.reclaim(Duration::from_millis(100), &AT_ONCE, meanwhile).await.unwrap();
+            assert_eq!(reclaimed.fates, [Fate::Ignored], "{name}");
+            assert_eq!(counts(&queue).await, (1, 0, 1, 0, 0), "{name}");
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! `make gen`: writes the generated files where they differ.
+#![allow(clippy::unwrap_used, reason = "a generator that cannot write stops, loudly")]
+
+use std::fs;
+
+use tests::generated;
+
+fn main() {
+    for file in generated::all() {
+        if file.drift().is_none() {
+            continue;
+        }
+        let path = generated::root().join(&file.path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, &file.content).unwrap();
+        println!("wrote {}", file.path.display());
+    }
+}

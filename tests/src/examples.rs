@@ -1,0 +1,187 @@
+//! Valid objects to start from, one change at a time, and the changes that the CRDs' own CEL rules judge.
+
+use serde_json::{Value, json};
+
+/// A Pipeline that uses most of what there is.
+pub fn pipeline() -> Value {
+    json!({
+        "apiVersion": "filter.plainsight.ai/v1alpha1",
+        "kind": "Pipeline",
+        "metadata": { "name": "thumbnails", "namespace": "team-a" },
+        "spec": {
+            "source": {
+                "bucket": {
+                    "name": "camera-images",
+                    "prefix": "2026/",
+                    "endpoint": "https://minio.storage.svc:9000",
+                    "credentialsSecret": { "name": "camera-keys" }
+                },
+                "include": ["**/*.jpg"]
+            },
+            "filters": [
+                { "name": "resize", "image": "ghcr.io/acme/resize:1.4", "env": [{ "name": "SIZE", "value": "128" }] },
+                {
+                    "name": "annotate",
+                    "image": "ghcr.io/acme/annotate:2.0",
+                    "resources": { "requests": { "cpu": "250m", "memory": "64Mi" }, "limits": { "memory": "128Mi" } }
+                }
+            ],
+            "sink": { "bucket": { "name": "thumbnails", "region": "eu-central-1" }, "from": "annotate" },
+            "pod": { "labels": { "acme.example/team": "a" }, "annotations": {} }
+        }
+    })
+}
+
+/// A PipelineRun of it.
+pub fn run() -> Value {
+    json!({
+        "apiVersion": "filter.plainsight.ai/v1alpha1",
+        "kind": "PipelineRun",
+        "metadata": { "name": "monday", "namespace": "team-a" },
+        "spec": {
+            "pipelineRef": { "name": "thumbnails" },
+            "source": { "prefix": "2026/11/16/" },
+            "execution": { "parallelism": 20, "timeout": "2h", "fileTimeout": "10m" },
+            "queue": { "stream": "pr:team-a.monday:work", "group": "cg:team-a.monday" }
+        }
+    })
+}
+
+/// A policy with a rule of each form.
+pub fn policy() -> Value {
+    json!({
+        "apiVersion": "filter.plainsight.ai/v1alpha1",
+        "kind": "PipelinePolicy",
+        "metadata": { "name": "platform" },
+        "spec": {
+            "appliesTo": ["Pipeline", "PipelineRun"],
+            "rules": [
+                { "name": "registry", "message": "use our registry", "field": "spec.filters[*].image", "regex": "^ghcr.io/acme/.*$" },
+                { "name": "parallelism", "message": "at most 50", "cel": "object.spec.execution.parallelism <= 50" }
+            ],
+            "defaults": [{ "field": "spec.execution.timeout", "value": "2h" }]
+        }
+    })
+}
+
+/// A grant for the Pipeline and the run above.
+pub fn grant() -> Value {
+    json!({
+        "apiVersion": "filter.plainsight.ai/v1alpha1",
+        "kind": "ReferenceGrant",
+        "metadata": { "name": "team-a", "namespace": "shared" },
+        "spec": {
+            "from": [{ "kind": "PipelineRun", "namespace": "team-a" }, { "kind": "Pipeline", "namespace": "team-a" }],
+            "to": [{ "kind": "Pipeline", "name": "thumbnails" }, { "kind": "Secret", "name": "camera-keys" }]
+        }
+    })
+}
+
+/// `object` with `value` at `pointer` (RFC 6901, `-` appends to a list); `Value::Null` removes what is there.
+pub fn with(mut object: Value, pointer: &str, value: Value) -> Value {
+    let (parent, last) = pointer.rsplit_once('/').expect("a pointer has a parent");
+    let mut target = &mut object;
+    for step in parent.split('/').skip(1) {
+        let step = step.replace("~1", "/");
+        target = match target {
+            Value::Array(items) => &mut items[step.parse::<usize>().expect("an index")],
+            Value::Object(fields) => fields.entry(step).or_insert_with(|| json!({})),
+            other => panic!("{pointer}: {other} has no children"),
+        };
+    }
+    match target {
+        Value::Array(items) if last == "-" => items.push(value),
+        Value::Array(items) => items[last.parse::<usize>().expect("an index")] = value,
+        Value::Object(fields) if value.is_null() => {
+            fields.remove(last);
+        }
+        Value::Object(fields) => {
+            fields.insert(last.replace("~1", "/"), value);
+        }
+        other => panic!("{pointer}: {other} has no children"),
+    }
+    object
+}
+
+/// A change that a CEL rule of a CRD refuses, and its correction.
+pub struct CelCase {
+    /// The object that is changed.
+    pub object: fn() -> Value,
+    /// Where.
+    pub pointer: &'static str,
+    /// What the rule refuses.
+    pub bad: Value,
+    /// What it accepts.
+    pub good: Value,
+}
+
+/// At least one for every CEL rule that judges an object by itself.
+#[rustfmt::skip]
+pub fn cel_cases() -> Vec<CelCase> {
+    let case = |object, pointer, bad, good| CelCase { object, pointer, bad, good };
+    vec![
+        case(pipeline, "/spec/source/bucket/endpoint", json!(null), json!("minio:9000")),
+        case(pipeline, "/spec/source/bucket/name", json!("Camera"), json!("camera")),
+        case(pipeline, "/spec/source/bucket/endpoint", json!("https://key:secret@host"), json!("https://host:9000/")),
+        case(pipeline, "/spec/source/bucket/endpoint", json!("host/path"), json!("host")),
+        case(pipeline, "/spec/sink/bucket/region", json!("eu central"), json!("eu-central-1")),
+        case(pipeline, "/spec/order", json!("Concurrent"), json!("Sequential")),
+        case(pipeline, "/spec/sink/from", json!("other"), json!("resize")),
+        case(pipeline, "/spec/filters/0/name", json!("claimer"), json!("claim")),
+        case(pipeline, "/spec/filters/0/name", json!("publisher"), json!("publish")),
+        case(pipeline, "/spec/source/bucket/name", json!("a..b"), json!("a.b")),
+        case(pipeline, "/spec/pod/labels", json!({ "filter.plainsight.ai/run": "x" }), json!({ "acme.example/run": "x" })),
+        case(pipeline, "/spec/pod/annotations", json!({ "filter.plainsight.ai/run": "x" }), json!({ "acme.example/run": "x" })),
+        case(run, "/spec/execution/pendingTimeout", json!("1s"), json!("10s")),
+        case(run, "/spec/execution/timeout", json!("9000h"), json!("8000h")),
+        case(run, "/spec/execution/fileTimeout", json!("10ms"), json!("1s")),
+        case(run, "/spec/execution/maxFailedFiles", json!(3_000_000_000_u64), json!(999_999_999)),
+        case(policy, "/spec/rules/0", json!({ "name": "r", "message": "m", "field": "spec.sink", "range": { "min": 5_000_000_000_u64 } }), json!({ "name": "r", "message": "m", "field": "spec.sink", "range": { "min": "5G" } })),
+        case(policy, "/spec/rules/0", json!({ "name": "r", "message": "m", "field": "spec.sink", "range": { "max": "5000000000" } }), json!({ "name": "r", "message": "m", "field": "spec.sink", "range": { "max": 500_000_000 } })),
+        case(run, "/spec/execution/retryBackoff", json!({ "initial": "1h" }), json!({ "initial": "1m30s" })),
+        case(run, "/spec/execution/fileTimeout", json!("3h"), json!("1h")),
+        case(run, "/spec/execution/maxFailedFiles", json!("101%"), json!("10%")),
+        case(run, "/spec/execution/maxFailedFiles", json!(-1), json!(5)),
+        case(run, "/spec/queue/group", json!(null), json!("cg:team-a.monday")),
+        case(run, "/spec/queue/group", json!("cg:other"), json!("cg:team-a.monday")),
+        case(run, "/spec/queue", json!({ "stream": "pr:-x:work", "group": "cg:-x" }), json!({ "stream": "pr:{x}:work", "group": "cg:{x}" })),
+        case(policy, "/spec", json!({ "appliesTo": ["Pipeline"] }), policy()["spec"].clone()),
+        case(policy, "/spec/rules/0/cel", json!("true"), json!(null)),
+        case(policy, "/spec/rules/0/regex", json!(null), json!("x")),
+        case(policy, "/spec/rules/0/required", json!(true), json!(null)),
+        case(policy, "/spec/rules/1/regex", json!("x"), json!(null)),
+        case(policy, "/spec/rules/0", json!({ "name": "r", "message": "m", "field": "spec.sink", "forbidden": false }), json!({ "name": "r", "message": "m", "field": "spec.sink", "forbidden": true })),
+        case(policy, "/spec/rules/0", json!({ "name": "r", "message": "m", "field": "spec.sink", "required": false }), json!({ "name": "r", "message": "m", "field": "spec.sink", "required": true })),
+        case(policy, "/spec/rules/0", json!({ "name": "r", "message": "m", "field": "spec.sink", "range": {} }), json!({ "name": "r", "message": "m", "field": "spec.sink", "range": { "max": 3 } })),
+    ]
+}
+
+/// A field of an object and a value for it.
+pub type Change = (&'static str, Value);
+
+/// What of a stored run may change.
+pub fn allowed_updates() -> Vec<Change> {
+    vec![
+        ("/spec/execution/parallelism", json!(50)),
+        ("/spec/execution/maxFailedFiles", json!("5%")),
+        ("/spec/execution/maxFailedFiles", json!("5")),
+        ("/spec/suspend", json!(true)),
+    ]
+}
+
+/// What of a stored run may not change.
+pub fn refused_updates() -> Vec<Change> {
+    vec![
+        ("/spec/pipelineRef/name", json!("other")),
+        ("/spec/source/prefix", json!("other")),
+        ("/spec/source", json!(null)),
+        ("/spec/env", json!([{ "name": "A", "value": "b" }])),
+        ("/spec/execution/maxAttempts", json!(5)),
+        ("/spec/execution/pendingTimeout", json!("20m")),
+        ("/spec/execution/retryBackoff", json!({ "initial": "2s" })),
+        ("/spec/execution/fileTimeout", json!(null)),
+        ("/spec/execution/timeout", json!("3h")),
+        ("/spec/execution/nonRetryableExitCodes", json!([3])),
+        ("/spec/queue", json!(null)),
+    ]
+}

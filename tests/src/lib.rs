@@ -1,0 +1,25 @@
+//! What the suites run on: real servers as child processes, and a model of the queue to compare them with.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a suite that cannot go on stops, loudly"
+)]
+
+pub mod examples;
+pub mod generated;
+pub mod model;
+pub mod s3;
+pub mod valkey;
+
+use std::time::{Duration, Instant};
+
+/// Asks until the answer is yes, and gives up loudly.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let limit = Duration::from_secs(20);
+    let start = Instant::now();
+    while !condition().await {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,111 @@
+//! An S3 server of its own for a test: a real versitygw on loopback, with a folder of its own, gone when the test is.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use testbed::images::{RECIPES, Source};
+use testbed::{Paths, S3};
+
+/// The keys of every test server.
+pub const ACCESS_KEY: &str = "test-access-key";
+/// The secret one, which must show up nowhere.
+pub const SECRET_KEY: &str = "test-secret-key-hunter2";
+
+/// A running server. Dropping it ends the process.
+pub struct TestS3 {
+    /// Where it listens.
+    pub url: String,
+    /// A client of it.
+    pub client: S3,
+    folder: TempDir,
+    processes: Vec<Child>,
+}
+
+impl TestS3 {
+    /// Starts a server and makes a bucket in it.
+    pub async fn start(bucket: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("data")).unwrap();
+        let (process, port) = serve(folder.path(), &[]).await;
+        let url = format!("http://127.0.0.1:{port}");
+        let client = S3::new(&url, ACCESS_KEY, SECRET_KEY);
+        client.make_bucket(bucket).await.unwrap();
+        Self { url, client, folder, processes: vec![process] }
+    }
+
+    /// Another server for the same buckets, with TLS. Returns its port and the CA that signed its certificate, in PEM.
+    pub async fn with_tls(&mut self, name: &str) -> (u16, String) {
+        let (certificate, key, ca) = certificate(name);
+        let path = |file: &str| self.folder.path().join(file).display().to_string();
+        fs::write(path("server.pem"), certificate).unwrap();
+        fs::write(path("server.key"), key).unwrap();
+        let arguments = ["--cert", &path("server.pem"), "--key", &path("server.key")];
+        let (process, port) = serve(self.folder.path(), &arguments).await;
+        self.processes.push(process);
+        (port, ca)
+    }
+
+    /// Another server for the same buckets, which finds the bucket in the host name. Returns its port.
+    pub async fn with_virtual_hosts(&mut self, domain: &str) -> u16 {
+        let (process, port) = serve(self.folder.path(), &["--virtual-domain", domain]).await;
+        self.processes.push(process);
+        port
+    }
+}
+
+impl Drop for TestS3 {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// A certificate for a name or address, its key, and the CA that signed it: all in PEM.
+pub fn certificate(name: &str) -> (String, String, String) {
+    let ca_key = rcgen::KeyPair::generate().unwrap();
+    let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let ca_certificate = ca.self_signed(&ca_key).unwrap().pem();
+    let issuer = rcgen::Issuer::new(ca, ca_key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+    (params.signed_by(&key, &issuer).unwrap().pem(), key.serialize_pem(), ca_certificate)
+}
+
+/// A key as it is in the path of a request: every byte but letters, digits, `-._~/` is escaped.
+pub fn escape(key: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let escaped = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    key.bytes().map(escaped).collect()
+}
+
+async fn serve(folder: &Path, arguments: &[&str]) -> (Child, u16) {
+    let recipe = RECIPES.iter().find(|recipe| recipe.name == "s3").unwrap();
+    let Source::Go(module) = recipe.source else { panic!("the S3 server is a Go program") };
+    let program = module.program(&Paths::find().unwrap()).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // setpriv ends the server when the test process dies, however it dies.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(program);
+    command.args(["--port", &format!("127.0.0.1:{port}"), "--quiet", "--keep-alive"]).args(arguments);
+    command.arg("posix").arg(folder.join("data"));
+    command.env("ROOT_ACCESS_KEY", ACCESS_KEY).env("ROOT_SECRET_KEY", SECRET_KEY);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut process = command.spawn().unwrap();
+    let start = Instant::now();
+    while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        let exited = process.try_wait().unwrap();
+        assert!(
+            exited.is_none() && start.elapsed() < Duration::from_secs(20),
+            "versitygw does not start: {exited:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    (process, port)
+}

@@ -1,0 +1,243 @@
+//! A Valkey or Redis server of its own for a test: own port, own folder, and gone when the test is.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use queue::{Connection, Server};
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
+use tempfile::TempDir;
+
+/// Which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavor {
+    /// Valkey 8.
+    Valkey,
+    /// Redis 7.
+    Redis,
+}
+
+impl Flavor {
+    /// Both are what users have, so the suites run on both.
+    pub const ALL: [Self; 2] = [Self::Valkey, Self::Redis];
+
+    fn binary(self) -> &'static str {
+        match self {
+            Self::Valkey => "valkey-server",
+            Self::Redis => "redis-server",
+        }
+    }
+}
+
+/// What is special about a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Password of the default user.
+    pub password: Option<&'static str>,
+    /// Keep data over restarts (append-only file, synced on every write).
+    pub persistent: bool,
+    /// Listen with TLS, with a certificate of a CA of its own.
+    pub tls: bool,
+    /// A Valkey Cluster of one node that serves every slot.
+    pub cluster: bool,
+}
+
+/// A running server. Dropping it ends the process.
+pub struct TestServer {
+    flavor: Flavor,
+    options: Options,
+    port: u16,
+    /// Where a plain connection gets in beside the TLS port, if there is one.
+    plain_port: u16,
+    folder: TempDir,
+    process: Option<Child>,
+    ca_certificate: Option<Vec<u8>>,
+}
+
+impl TestServer {
+    /// Starts a server without anything special.
+    pub async fn start(flavor: Flavor) -> Self {
+        Self::start_with(flavor, Options::default()).await
+    }
+
+    /// Starts a server and waits until it answers.
+    pub async fn start_with(flavor: Flavor, options: Options) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (port, plain_port) = (free_port(), free_port());
+        let ca_certificate = options.tls.then(|| make_certificates(&folder));
+        let plain_port = if options.tls { plain_port } else { port };
+        let mut server = Self { flavor, options, port, plain_port, folder, process: None, ca_certificate };
+        server.restart().await;
+        if options.cluster {
+            let mut command = redis::cmd("CLUSTER");
+            command.arg("ADDSLOTSRANGE").arg(0).arg(16383);
+            server.raw(&command).await;
+            crate::eventually("the cluster serves its slots", || async {
+                let mut ping = redis::cmd("SET");
+                server.try_raw(ping.arg("probe").arg(1)).await.is_ok()
+            })
+            .await;
+        }
+        server
+    }
+
+    /// How to reach it as the default user.
+    pub fn server(&self) -> Server {
+        let scheme = if self.options.tls { "rediss" } else { "redis" };
+        let mut server = Server::at(format!("{scheme}://127.0.0.1:{}", self.port));
+        server.password = self.options.password.map(|password| password.to_owned().into());
+        server.ca_certificate.clone_from(&self.ca_certificate);
+        server.timeout = Duration::from_secs(2);
+        server
+    }
+
+    /// A connection as the default user.
+    pub fn connect(&self) -> Connection {
+        self.server().connect().unwrap()
+    }
+
+    /// Runs one command, with a connection of its own.
+    pub async fn raw(&self, command: &redis::Cmd) -> redis::Value {
+        self.try_raw(command).await.unwrap()
+    }
+
+    async fn try_raw(&self, command: &redis::Cmd) -> redis::RedisResult<redis::Value> {
+        command.query_async(&mut self.try_raw_connection().await?).await
+    }
+
+    /// A plain connection as the default user, for what the protocol itself never does.
+    pub async fn raw_connection(&self) -> MultiplexedConnection {
+        self.try_raw_connection().await.unwrap()
+    }
+
+    async fn try_raw_connection(&self) -> redis::RedisResult<MultiplexedConnection> {
+        let password = self.options.password.map(|password| format!(":{password}@")).unwrap_or_default();
+        let client = redis::Client::open(format!("redis://{password}127.0.0.1:{}", self.plain_port))?;
+        // The library's own limit of half a second is too short for a machine that compiles at the same time.
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
+        client.get_multiplexed_async_connection_with_config(&config).await
+    }
+
+    /// Ends the process without giving it time for anything.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// Ends the process, if it runs, and starts it again on the same port and folder.
+    pub async fn restart(&mut self) {
+        self.kill();
+        // setpriv ends the server when the test process dies, however it dies.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", self.flavor.binary()]);
+        for (name, value) in self.settings() {
+            command.arg(format!("--{name}")).arg(value);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.process = Some(command.spawn().unwrap_or_else(|error| panic!("start setpriv: {error}")));
+        let start = Instant::now();
+        while self.try_raw(&redis::cmd("PING")).await.is_err() {
+            let exited = self.process.as_mut().unwrap().try_wait().unwrap();
+            assert!(
+                exited.is_none() && start.elapsed() < Duration::from_secs(20),
+                "{} does not start (exit {exited:?}; `make packages` installs it): {}",
+                self.flavor.binary(),
+                fs::read_to_string(self.log()).unwrap_or_default()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Stops the process in its tracks: connections stay open and nothing answers.
+    pub fn freeze(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Lets a frozen process go on.
+    pub fn thaw(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.process.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    fn settings(&self) -> Vec<(&'static str, String)> {
+        let on = |setting: bool| if setting { "yes" } else { "no" }.to_owned();
+        let path = |name: &str| self.folder.path().join(name).display().to_string();
+        let mut settings = vec![
+            ("bind", "127.0.0.1".to_owned()),
+            ("port", self.plain_port.to_string()),
+            ("dir", self.folder.path().display().to_string()),
+            ("logfile", self.log().display().to_string()),
+            ("save", String::new()),
+            ("appendonly", on(self.options.persistent)),
+            ("appendfsync", "always".to_owned()),
+            ("cluster-enabled", on(self.options.cluster)),
+            // How often the server looks for clients that have waited long enough: 10 times a second by default.
+            ("hz", "500".to_owned()),
+        ];
+        if let Some(password) = self.options.password {
+            settings.push(("requirepass", password.to_owned()));
+        }
+        if self.options.tls {
+            settings.push(("tls-port", self.port.to_string()));
+            settings.push(("tls-cert-file", path("server.pem")));
+            settings.push(("tls-key-file", path("server.key")));
+            settings.push(("tls-ca-cert-file", path("ca.pem")));
+            settings.push(("tls-auth-clients", "no".to_owned()));
+        }
+        settings
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A port that nobody listens on, below those that the system hands out to clients, so that nobody takes it meanwhile.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = std::process::id().wrapping_mul(131).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 20_000 + (number % 12_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A CA and a server certificate for 127.0.0.1 in the folder; returns the CA's certificate.
+fn make_certificates(folder: &TempDir) -> Vec<u8> {
+    let ca_key = rcgen::KeyPair::generate().unwrap();
+    let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let ca_certificate = ca.self_signed(&ca_key).unwrap();
+    let issuer = rcgen::Issuer::new(ca, ca_key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()])
+        .unwrap()
+        .signed_by(&key, &issuer)
+        .unwrap();
+    for (name, pem) in [
+        ("ca.pem", ca_certificate.pem()),
+        ("server.pem", certificate.pem()),
+        ("server.key", key.serialize_pem()),
+    ] {
+        fs::write(folder.path().join(name), pem).unwrap();
+    }
+    ca_certificate.pem().into_bytes()
+}

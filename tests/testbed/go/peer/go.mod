@@ -1,0 +1,3 @@
+module testbed/peer
+
+go 1.26.0

@@ -1,0 +1,253 @@
+//! A proxy before the S3 server that makes it slow, wrong, short or forbidden, on demand.
+//!
+//! It listens where pods and the host reach it and passes everything on unchanged, the `Host` header included, so that
+//! signatures stay valid. Only what a rule picks is spoilt.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::stream;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::body::{Frame, Incoming};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+use crate::{
+    error::{Doing, Result},
+    network::HOST_IP,
+};
+
+type Body = BoxBody<Bytes, io::Error>;
+
+/// How a request fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// It is answered this much later.
+    Slow(Duration),
+    /// 500 `InternalError`, without asking the server.
+    InternalError,
+    /// 503 `SlowDown`, as a server that is asked too much.
+    SlowDown,
+    /// 404 `NoSuchKey`.
+    Missing,
+    /// 403 `AccessDenied`.
+    Forbidden,
+    /// The headers promise the whole body, the connection ends after this many bytes of it.
+    Truncated(usize),
+}
+
+/// Which requests fail, and how.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// How.
+    pub fault: Fault,
+    /// Only requests with this method.
+    pub method: Option<Method>,
+    /// Only requests whose path and query contain this.
+    pub path: String,
+    /// Only this many; then the rule is spent.
+    pub times: Option<u32>,
+}
+
+impl Rule {
+    /// Every request whose path and query contain `path`.
+    pub fn every(fault: Fault, path: &str) -> Self {
+        Self { fault, method: None, path: path.to_owned(), times: None }
+    }
+
+    /// Only the next `times` of them.
+    pub fn times(self, times: u32) -> Self {
+        Self { times: Some(times), ..self }
+    }
+
+    /// Only those with this method.
+    pub fn method(self, method: Method) -> Self {
+        Self { method: Some(method), ..self }
+    }
+
+    fn matches(&self, method: &Method, path: &str) -> bool {
+        self.times != Some(0)
+            && self.method.as_ref().is_none_or(|own| own == method)
+            && path.contains(&self.path)
+    }
+}
+
+/// A running proxy; it ends when it is dropped.
+#[derive(Debug)]
+pub struct FaultyS3 {
+    /// Where it listens, for pods and the host.
+    pub url: String,
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    rules: Mutex<Vec<Rule>>,
+    seen: Mutex<Vec<String>>,
+}
+
+impl FaultyS3 {
+    /// Starts a proxy before the server at this `http://` URL.
+    pub async fn start(server: &str) -> Result<Self> {
+        Self::listen(&format!("{HOST_IP}:0"), server).await
+    }
+
+    /// The same at an address of one's own, where there is no cluster.
+    pub async fn listen(address: &str, server: &str) -> Result<Self> {
+        let doing = || format!("listen on {address}");
+        let listener = TcpListener::bind(address).await.doing(doing)?;
+        let url = format!("http://{}", listener.local_addr().doing(doing)?);
+        let shared = Arc::new(Shared::default());
+        let server: Arc<str> = server.trim_start_matches("http://").trim_end_matches('/').into();
+        let task = tokio::spawn(accept(listener, server, Arc::clone(&shared)));
+        Ok(Self { url, shared, task })
+    }
+
+    /// From now on, requests that the rule picks fail. The first rule that matches decides.
+    pub fn inject(&self, rule: Rule) {
+        lock(&self.shared.rules).push(rule);
+    }
+
+    /// From now on, nothing fails.
+    pub fn heal(&self) {
+        lock(&self.shared.rules).clear();
+    }
+
+    /// Every request so far: `METHOD path`.
+    pub fn seen(&self) -> Vec<String> {
+        lock(&self.shared.seen).clone()
+    }
+}
+
+impl Drop for FaultyS3 {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, server: Arc<str>, shared: Arc<Shared>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let (server, shared) = (Arc::clone(&server), Arc::clone(&shared));
+        let answer = hyper::service::service_fn(move |request| {
+            let (server, shared) = (Arc::clone(&server), Arc::clone(&shared));
+            async move { handle(request, &server, &shared).await }
+        });
+        // A connection that ends early is what this proxy is for.
+        tokio::spawn(
+            hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer),
+        );
+    }
+}
+
+async fn handle(request: Request<Incoming>, server: &str, shared: &Shared) -> io::Result<Response<Body>> {
+    let path = request.uri().path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string);
+    lock(&shared.seen).push(format!("{} {path}", request.method()));
+    match shared.pick(request.method(), &path) {
+        None => pass_on(request, server, None).await,
+        Some(Fault::Slow(delay)) => {
+            tokio::time::sleep(delay).await;
+            pass_on(request, server, None).await
+        }
+        Some(Fault::Truncated(length)) => pass_on(request, server, Some(length)).await,
+        Some(Fault::InternalError) => Ok(failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
+        Some(Fault::SlowDown) => Ok(failure(StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
+        Some(Fault::Missing) => Ok(failure(StatusCode::NOT_FOUND, "NoSuchKey")),
+        Some(Fault::Forbidden) => Ok(failure(StatusCode::FORBIDDEN, "AccessDenied")),
+    }
+}
+
+impl Shared {
+    fn pick(&self, method: &Method, path: &str) -> Option<Fault> {
+        let mut rules = lock(&self.rules);
+        let rule = rules.iter_mut().find(|rule| rule.matches(method, path))?;
+        rule.times = rule.times.map(|times| times - 1);
+        Some(rule.fault)
+    }
+}
+
+async fn pass_on(request: Request<Incoming>, server: &str, cut: Option<usize>) -> io::Result<Response<Body>> {
+    let stream = TcpStream::connect(server).await?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    tokio::spawn(connection);
+    let response = sender.send_request(request).await.map_err(io::Error::other)?;
+    let (parts, body) = response.into_parts();
+    let Some(length) = cut else {
+        return Ok(Response::from_parts(parts, body.map_err(io::Error::other).boxed()));
+    };
+    let whole = body.collect().await.map_err(io::Error::other)?.to_bytes();
+    let start = whole.slice(..length.min(whole.len()));
+    // The error makes the server drop the connection in the middle of the body.
+    let frames = [Ok(Frame::data(start)), Err(io::Error::other("cut off on purpose"))];
+    Ok(Response::from_parts(parts, BodyExt::boxed(StreamBody::new(stream::iter(frames)))))
+}
+
+fn failure(status: StatusCode, code: &str) -> Response<Body> {
+    let xml = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>injected</Message></Error>");
+    let mut response = Response::new(Full::new(Bytes::from(xml)).map_err(|never| match never {}).boxed());
+    *response.status_mut() = status;
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/xml"));
+    response
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::s3::S3;
+
+    /// A server that answers every request with the same ten bytes.
+    async fn ten_bytes() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let answer = hyper::service::service_fn(async |_: Request<Incoming>| {
+                    Ok::<_, io::Error>(Response::new(Full::new(Bytes::from_static(b"0123456789"))))
+                });
+                tokio::spawn(
+                    hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer),
+                );
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn only_what_a_rule_picks_fails_and_only_as_often_as_it_says() {
+        let proxy = FaultyS3::listen("127.0.0.1:0", &ten_bytes().await).await.unwrap();
+        let s3 = S3::new(&proxy.url, "key", "secret");
+        let status = async |path| s3.request(Method::GET, path, Bytes::new()).await.unwrap().0;
+        assert_eq!(status("/b/good").await, 200);
+        proxy.inject(Rule::every(Fault::Missing, "/bad").times(1).method(Method::GET));
+        assert_eq!(status("/b/good").await, 200);
+        assert_eq!(status("/b/bad").await, 404);
+        assert_eq!(status("/b/bad").await, 200, "the rule is spent");
+        proxy.inject(Rule::every(Fault::Forbidden, ""));
+        assert_eq!(status("/b/good").await, 403);
+        proxy.heal();
+        assert_eq!(status("/b/good").await, 200);
+        assert_eq!(proxy.seen().len(), 6);
+    }
+
+    #[tokio::test]
+    async fn a_truncated_body_breaks_its_promise() {
+        let proxy = FaultyS3::listen("127.0.0.1:0", &ten_bytes().await).await.unwrap();
+        proxy.inject(Rule::every(Fault::Truncated(4), "/b/short"));
+        let s3 = S3::new(&proxy.url, "key", "secret");
+        assert!(s3.get("b", "short").await.is_err());
+        assert_eq!(s3.get("b", "whole").await.unwrap(), "0123456789");
+    }
+}

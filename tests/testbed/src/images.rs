@@ -1,0 +1,274 @@
+//! The table of images: what each is made of, and what it declares.
+//!
+//! Our own images are also described by a `Dockerfile`, for users who have Docker; a test keeps the two equal.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    command,
+    error::{Doing, Error, Result},
+    gobuild::{COREDNS, Module, PEER, VERSITYGW},
+    image::{Content, Image},
+    node::Node,
+    paths::{self, Paths},
+};
+
+/// What containerd runs to hold a pod's namespaces.
+pub const PAUSE: &str = "localhost/openfilter/pause:testbed";
+
+/// Runs as nobody in particular: the uid that distroless images call "nonroot".
+pub const NONROOT: &str = "65532:65532";
+
+/// Where an image's program comes from.
+#[derive(Debug, Clone, Copy)]
+pub enum Source {
+    /// A binary of this workspace, release build: package and binary have the same name.
+    Cargo,
+    /// A Go module of the testbed.
+    Go(&'static Module),
+    /// A program of the machine's packages.
+    Machine(&'static str),
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Recipe {
+    /// The image is `localhost/openfilter/<name>:testbed`.
+    pub name: &'static str,
+    /// Where its program comes from.
+    pub source: Source,
+    /// Where the program is in the image.
+    pub program: &'static str,
+    /// Arguments that always come first.
+    pub arguments: &'static [&'static str],
+    /// Whether it talks TLS to servers of the world, and so needs their authorities.
+    pub certificates: bool,
+    /// One line for `org.opencontainers.image.description`.
+    pub description: &'static str,
+    /// When it is loaded.
+    pub set: Set,
+}
+
+/// Which images are loaded together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Set {
+    /// Without these there is no cluster.
+    Base,
+    /// Valkey and S3.
+    Services,
+    /// The product's own programs.
+    Product,
+    /// Sample filters.
+    Filters,
+    /// What only the testbed's own test uses.
+    Tests,
+}
+
+/// Every image.
+pub const RECIPES: &[Recipe] = &[
+    Recipe {
+        name: "pause",
+        source: Source::Machine("/bin/busybox"),
+        program: "/bin/sleep",
+        arguments: &["2147483647"],
+        certificates: false,
+        description: "Holds a pod's namespaces",
+        set: Set::Base,
+    },
+    Recipe {
+        name: "coredns",
+        source: Source::Go(&COREDNS),
+        program: "/coredns",
+        arguments: &[],
+        certificates: false,
+        description: "Cluster DNS",
+        set: Set::Base,
+    },
+    Recipe {
+        name: "busybox",
+        source: Source::Machine("/bin/busybox"),
+        program: "/bin/busybox",
+        arguments: &[],
+        certificates: false,
+        description: "A shell and its tools, for tests",
+        set: Set::Base,
+    },
+    Recipe {
+        name: "valkey",
+        source: Source::Machine("/usr/bin/valkey-server"),
+        program: "/usr/bin/valkey-server",
+        arguments: &[],
+        certificates: false,
+        description: "Valkey from the machine's packages",
+        set: Set::Services,
+    },
+    Recipe {
+        name: "s3",
+        source: Source::Go(&VERSITYGW),
+        program: "/versitygw",
+        arguments: &[],
+        certificates: false,
+        description: "An S3 server on a folder",
+        set: Set::Services,
+    },
+    Recipe {
+        name: "claimer",
+        source: Source::Cargo,
+        program: "/claimer",
+        arguments: &[],
+        certificates: true,
+        description: "Runs in worker pods: claims one file and fetches it, or publishes the results",
+        set: Set::Product,
+    },
+    Recipe {
+        name: "thumbnail",
+        source: Source::Cargo,
+        program: "/thumbnail",
+        arguments: &[],
+        certificates: false,
+        description: "A sample filter: makes a thumbnail of an image",
+        set: Set::Filters,
+    },
+    Recipe {
+        name: "probe",
+        source: Source::Cargo,
+        program: "/probe",
+        arguments: &[],
+        certificates: false,
+        description: "A sample filter that does, and fails, on command",
+        set: Set::Filters,
+    },
+    Recipe {
+        name: "peer",
+        source: Source::Go(&PEER),
+        program: "/peer",
+        arguments: &[],
+        certificates: false,
+        description: "The other end of a connection that a test needs",
+        set: Set::Tests,
+    },
+];
+
+/// An image of the table, by its name in the table.
+pub fn reference(name: &str) -> String {
+    format!("localhost/openfilter/{name}:testbed")
+}
+
+impl Recipe {
+    /// What the image holds and declares, with its program built.
+    pub fn image(&self, paths: &Paths) -> Result<Image> {
+        let mut image = self.declaration();
+        let source = match self.source {
+            Source::Cargo => cargo_binary(paths, self.name)?,
+            Source::Go(module) => module.program(paths)?,
+            Source::Machine(path) => PathBuf::from(path),
+        };
+        image.add_program(&source, self.program)?;
+        let text = |text: &str| Content::Text(text.to_owned());
+        image.files.insert("/tmp".into(), Content::Folder(0o1777));
+        let users = "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n";
+        image.files.insert("/etc/passwd".into(), text(users));
+        image.files.insert("/etc/group".into(), text("root:x:0:\nnonroot:x:65532:\n"));
+        image.files.insert("/etc/nsswitch.conf".into(), text("hosts: files dns\n"));
+        if self.certificates {
+            let bundle = "/etc/ssl/certs/ca-certificates.crt";
+            image.files.insert(bundle.into(), Content::Copy(bundle.into()));
+        }
+        if self.name == "busybox" {
+            let listed = command::run(
+                "list the tools of busybox",
+                &[source.display().to_string().as_str(), "--list"],
+            )?;
+            for tool in listed.lines().filter(|tool| *tool != "busybox") {
+                image.files.insert(format!("/bin/{tool}").into(), Content::Link("busybox".into()));
+            }
+        }
+        Ok(image)
+    }
+
+    /// What the image declares, without its files.
+    pub fn declaration(&self) -> Image {
+        let label = |name: &str, value: &str| (format!("org.opencontainers.image.{name}"), value.to_owned());
+        let entrypoint = [self.program].iter().chain(self.arguments).map(|word| (*word).to_owned()).collect();
+        Image {
+            name: reference(self.name),
+            files: BTreeMap::new(),
+            // A toolbox has no program of its own: its pods say what they run.
+            entrypoint: if self.name == "busybox" { Vec::new() } else { entrypoint },
+            user: NONROOT.to_owned(),
+            env: vec!["PATH=/usr/local/bin:/usr/bin:/bin".to_owned()],
+            labels: BTreeMap::from([
+                label("title", self.name),
+                label("description", self.description),
+                label("version", env!("CARGO_PKG_VERSION")),
+                label("licenses", "Apache-2.0"),
+            ]),
+        }
+    }
+}
+
+/// Builds the images of some sets into `.testbed/images`; returns their archives.
+pub fn build(paths: &Paths, sets: &[Set]) -> Result<Vec<PathBuf>> {
+    let wanted = RECIPES.iter().filter(|recipe| sets.contains(&recipe.set));
+    wanted
+        .map(|recipe| {
+            let archive = paths.images().join(format!("{}.tar", recipe.name));
+            recipe.image(paths)?.write(&archive)?;
+            Ok(archive)
+        })
+        .collect()
+}
+
+/// Loads an archive into a node's containerd.
+pub fn load(node: &Node, archive: &Path) -> Result<()> {
+    // Before the load: a newer archive that takes its place meanwhile is then seen as one.
+    let version = version(archive)?;
+    let (socket, file) = (node.socket().display().to_string(), archive.display().to_string());
+    let doing = format!("load {file} into {}", node.name);
+    command::run(&doing, &["ctr", "-a", &socket, "-n", "k8s.io", "images", "import", &file])?;
+    paths::write(note(node, archive), version)
+}
+
+/// Loads every archive of `.testbed/images` that a node does not have in this version.
+pub(crate) fn load_missing(paths: &Paths, node: &Node) -> Result<()> {
+    let entries = fs::read_dir(paths.images()).doing(|| format!("list {}", paths.images().display()))?;
+    let archives = entries.flatten().map(|entry| entry.path());
+    for archive in archives.filter(|path| path.extension().is_some_and(|extension| extension == "tar")) {
+        if fs::read_to_string(note(node, &archive)).ok() != Some(version(&archive)?) {
+            load(node, &archive)?;
+        }
+    }
+    Ok(())
+}
+
+fn note(node: &Node, archive: &Path) -> PathBuf {
+    node.loaded().join(archive.file_name().unwrap_or_default())
+}
+
+/// Tells an archive from the one that was there before: each is written anew and renamed.
+fn version(archive: &Path) -> Result<String> {
+    let found = fs::metadata(archive).doing(|| format!("look at {}", archive.display()))?;
+    Ok(format!("{} {} {}.{:09}", found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
+}
+
+/// The release build of a package's binary.
+fn cargo_binary(paths: &Paths, package: &str) -> Result<PathBuf> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut build = Command::new(cargo);
+    build
+        .args(["build", "--release", "--locked", "--message-format=json", "-p", package])
+        .current_dir(&paths.root);
+    let printed = command::finish(&format!("build {package}"), &mut build)?;
+    let messages = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    messages
+        .filter(|message| message["target"]["name"] == package)
+        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .next_back()
+        .ok_or_else(|| Error::Refused(format!("the package {package} has no binary of its name")))
+}

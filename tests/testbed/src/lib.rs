@@ -1,0 +1,40 @@
+//! A real multi-node Kubernetes on one machine, without Docker and without a registry, for the suites of this project.
+//!
+//! [`Testbed`] is what a suite uses: it starts a cluster or reuses the one that is up. The modules below it are the
+//! parts of the machine that a cluster is made of. See docs/testbed.md.
+
+mod cgroup;
+mod cluster;
+mod command;
+mod control_plane;
+mod error;
+mod eventually;
+mod faults;
+mod gobuild;
+pub mod image;
+pub mod images;
+mod kwok;
+mod mounts;
+pub mod network;
+mod node;
+mod paths;
+mod pki;
+mod process;
+mod s3;
+pub mod services;
+mod state;
+mod suite;
+mod traces;
+
+pub use cluster::{Up, Whose, client, cut_power, down, leftovers, up};
+pub use control_plane::{EVICTION_DELAY, NODE_GRACE};
+pub use error::{Doing, Error, Result};
+pub use eventually::eventually;
+pub use faults::{Fault, FaultyS3, Rule};
+pub use kwok::MARK as KWOK_MARK;
+pub use node::Node;
+pub use paths::{Paths, RUN, cache};
+pub use pki::Authority;
+pub use s3::S3;
+pub use state::{Found, Record, dead, find};
+pub use suite::{Namespace, PausedApiServer, Testbed};

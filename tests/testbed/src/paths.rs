@@ -1,0 +1,141 @@
+//! Where everything is: what belongs to one checkout, to the machine, and to the user's cache.
+
+use std::{
+    env,
+    fs::{self, OpenOptions},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use crate::error::{Doing, Result};
+
+/// One cluster per machine: sockets, records and namespaces have fixed names under this folder.
+/// Short, because the path of a Unix socket has 108 bytes at most.
+pub const RUN: &str = "/run/openfilter-testbed";
+
+/// The files of a cluster that belongs to one checkout.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    /// The checkout.
+    pub root: PathBuf,
+}
+
+impl Paths {
+    /// The checkout that holds the current folder, or the one this library was built in.
+    pub fn find() -> Result<Self> {
+        let here = env::current_dir().doing(|| "find the current folder".to_owned())?;
+        let is_root = |folder: &&Path| folder.join("tests/testbed/go/kubernetes/go.mod").is_file();
+        let built = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root =
+            here.ancestors().find(is_root).or_else(|| built.ancestors().find(is_root)).unwrap_or(&here);
+        Ok(Self { root: root.to_owned() })
+    }
+
+    /// Everything of a running cluster that is not fixed by the machine.
+    pub fn state(&self) -> PathBuf {
+        self.root.join(".testbed")
+    }
+
+    /// The kubeconfig of the cluster's administrator.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.state().join("kubeconfig")
+    }
+
+    /// Every component's log file, and the logs of pods per node.
+    pub fn logs(&self) -> PathBuf {
+        self.state().join("logs")
+    }
+
+    /// The log of one component.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.logs().join(format!("{name}.log"))
+    }
+
+    /// Keys, certificates and kubeconfigs.
+    pub fn pki(&self) -> PathBuf {
+        self.state().join("pki")
+    }
+
+    /// A Kubernetes component by its name.
+    pub fn bin(&self, name: &str) -> PathBuf {
+        self.state().join("bin").join(name)
+    }
+
+    /// The folder of one node: images, pods, configuration.
+    pub fn node(&self, node: &str) -> PathBuf {
+        self.state().join("nodes").join(node)
+    }
+
+    /// What a backing service keeps.
+    pub fn data(&self, service: &str) -> PathBuf {
+        self.state().join("data").join(service)
+    }
+
+    /// The image archives that `testbed images` made.
+    pub fn images(&self) -> PathBuf {
+        self.state().join("images")
+    }
+
+    /// A file of this crate.
+    pub fn testbed(&self, file: &str) -> PathBuf {
+        self.root.join("tests/testbed").join(file)
+    }
+}
+
+/// Where the builds are kept: once per machine and user, not once per checkout.
+pub fn cache() -> PathBuf {
+    let base = env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))
+        .unwrap_or_else(|| PathBuf::from("/var/cache"));
+    base.join("openfilter-pipelines")
+}
+
+/// Makes a folder and its parents.
+pub(crate) fn make_dir(path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    fs::create_dir_all(path).doing(|| format!("make the folder {}", path.display()))
+}
+
+/// Writes a whole file, its folder included.
+pub(crate) fn write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
+    let path = path.as_ref();
+    if let Some(parent) = path.parent() {
+        make_dir(parent)?;
+    }
+    fs::write(path, content).doing(|| format!("write {}", path.display()))
+}
+
+/// As [`write`], for a secret: at no moment can anybody else read it.
+pub(crate) fn write_private(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
+    let path = path.as_ref();
+    if let Some(parent) = path.parent() {
+        make_dir(parent)?;
+    }
+    // The mode counts only for a new file.
+    remove(path)?;
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    made.and_then(|mut file| file.write_all(content.as_ref())).doing(|| format!("write {}", path.display()))
+}
+
+/// Reads a whole text file.
+pub(crate) fn read(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    fs::read_to_string(path).doing(|| format!("read {}", path.display()))
+}
+
+/// Removes a file or a folder with all it holds; nothing there is fine.
+pub(crate) fn remove(path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    let removed = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(_) => return Ok(()),
+    };
+    match removed {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other.doing(|| format!("remove {}", path.display())),
+    }
+}

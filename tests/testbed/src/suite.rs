@@ -1,0 +1,220 @@
+//! What a suite uses: a cluster that is there, things to do in it, and things to do to it.
+
+use std::{path::Path, time::Duration};
+
+use k8s_openapi::api::core::v1::{Namespace as ApiNamespace, Pod};
+use kube::{Api, Client, api::PostParams};
+use serde_json::json;
+
+use crate::{
+    cgroup, cluster, command,
+    control_plane::API_SERVER,
+    error::{Doing, Error, Result},
+    eventually,
+    images::{self, Set},
+    network,
+    node::Node,
+    paths::Paths,
+    pki::Authority,
+    process::Running,
+    services::Services,
+};
+
+/// A cluster that is up.
+#[derive(Clone)]
+pub struct Testbed {
+    paths: Paths,
+    client: Client,
+    nodes: u8,
+}
+
+impl std::fmt::Debug for Testbed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Testbed").field("root", &self.paths.root).field("nodes", &self.nodes).finish()
+    }
+}
+
+impl Testbed {
+    /// The cluster of this checkout, started with one node if it is not up.
+    pub async fn start_or_reuse() -> Result<Self> {
+        Self::with_nodes(1).await
+    }
+
+    /// The cluster of this checkout with at least this many nodes; a smaller one is replaced, and nodes that an
+    /// earlier test left dead are started again.
+    pub async fn with_nodes(nodes: u8) -> Result<Self> {
+        let paths = Paths::find()?;
+        // A test that was ended from outside may have left it paused; to a server that runs this is nothing.
+        let _ = signal_api_server("CONT");
+        let record = cluster::up_at_least(&paths, nodes).await?;
+        Ok(Self { client: cluster::client(&paths).await?, nodes: record.nodes, paths })
+    }
+
+    /// A client with the administrator's rights.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Where the cluster's files are.
+    pub fn paths(&self) -> &Paths {
+        &self.paths
+    }
+
+    /// A namespace of its own for a test; it goes when the value is dropped, also by a panic.
+    pub async fn namespace(&self, prefix: &str) -> Result<Namespace> {
+        self.labelled_namespace(prefix, &[]).await
+    }
+
+    /// As [`Self::namespace`], with labels.
+    pub async fn labelled_namespace(&self, prefix: &str, labels: &[(&str, &str)]) -> Result<Namespace> {
+        let labels: serde_json::Map<_, _> =
+            labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+        let wanted = json!({"metadata": {"generateName": format!("{prefix}-"), "labels": labels}});
+        let doing = || format!("make a namespace {prefix}-…");
+        let wanted: ApiNamespace = serde_json::from_value(wanted).doing(doing)?;
+        let api: Api<ApiNamespace> = Api::all(self.client());
+        let made = api.create(&PostParams::default(), &wanted).await.doing(doing)?;
+        let name = made.metadata.name.unwrap_or_default();
+        // Pods are refused until the namespace has its service account.
+        let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(self.client(), &name);
+        let account =
+            async || accounts.get_opt("default").await.doing(|| "look for the service account".to_owned());
+        self.eventually(&format!("{name} has a service account"), Duration::from_secs(30), account).await?;
+        Ok(Namespace { name, paths: self.paths.clone() })
+    }
+
+    /// Waits for something; the error names the logs.
+    pub async fn eventually<T>(
+        &self,
+        what: &str,
+        timeout: Duration,
+        probe: impl AsyncFnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        eventually(&self.paths, what, timeout, probe).await
+    }
+
+    /// Loads an image archive into every node.
+    pub fn load_image(&self, archive: &Path) -> Result<()> {
+        self.all_nodes()
+            .iter()
+            .filter(|node| node.is_running())
+            .try_for_each(|node| images::load(node, archive))
+    }
+
+    /// Builds images of the table and loads them into every node.
+    pub fn load_images(&self, sets: &[Set]) -> Result<()> {
+        images::build(&self.paths, sets)?.iter().try_for_each(|archive| self.load_image(archive))
+    }
+
+    /// The backing services, started if they do not run.
+    pub async fn services(&self) -> Result<Services> {
+        Services::start(self).await
+    }
+
+    /// The cluster's certificate authority: for webhooks, which must serve TLS.
+    pub fn authority(&self) -> Result<Authority> {
+        Authority::load(&self.paths)
+    }
+
+    /// Applies manifests with server-side apply.
+    pub fn apply(&self, manifests: &str) -> Result<()> {
+        cluster::apply(&self.paths, manifests)
+    }
+
+    /// Ends a node's kubelet, containerd and containers at once, as a power cut would.
+    pub fn kill_node(&self, name: &str) -> Result<()> {
+        self.node(name)?.kill()?;
+        // The rules of a dead kube-proxy stay as they were: the host asks a living one.
+        match self.all_nodes().iter().find(|node| node.is_running()) {
+            Some(living) => network::route_services(living.number),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts a killed node again and waits until it is Ready.
+    pub async fn restart_node(&self, name: &str) -> Result<()> {
+        cluster::restart(&self.paths, &self.client, &self.node(name)?).await
+    }
+
+    fn node(&self, name: &str) -> Result<Node> {
+        let nodes = self.all_nodes();
+        let names: Vec<String> = nodes.iter().map(|node| node.name.clone()).collect();
+        let found = nodes.into_iter().find(|node| node.name == name);
+        found.ok_or_else(|| {
+            Error::Refused(format!("no node is called {name}; there are {}", names.join(", ")))
+        })
+    }
+
+    fn all_nodes(&self) -> Vec<Node> {
+        (1..=self.nodes).map(|number| Node::new(&self.paths, number)).collect()
+    }
+
+    /// Stops the API server in the middle of what it does: connections stay open and nothing answers.
+    pub fn pause_api_server(&self) -> Result<PausedApiServer> {
+        signal_api_server("STOP")?;
+        Ok(PausedApiServer(()))
+    }
+
+    /// What a container printed.
+    pub async fn logs(&self, namespace: &str, pod: &str, container: &str) -> Result<String> {
+        let params = kube::api::LogParams { container: Some(container.to_owned()), ..Default::default() };
+        let pods: Api<Pod> = Api::namespaced(self.client(), namespace);
+        pods.logs(pod, &params).await.doing(|| format!("read the log of {namespace}/{pod}/{container}"))
+    }
+}
+
+/// The API server is paused until this is dropped.
+#[derive(Debug)]
+#[must_use = "the API server goes on as soon as this is dropped"]
+pub struct PausedApiServer(());
+
+impl PausedApiServer {
+    /// Lets the API server go on.
+    pub fn resume(self) {}
+}
+
+impl Drop for PausedApiServer {
+    fn drop(&mut self) {
+        let _ = signal_api_server("CONT");
+    }
+}
+
+fn signal_api_server(name: &str) -> Result<()> {
+    let running =
+        Running::find(API_SERVER).ok_or_else(|| Error::Refused("the API server does not run".to_owned()))?;
+    cgroup::signal(name, &[running.pid]);
+    Ok(())
+}
+
+/// A temporary namespace.
+#[derive(Debug)]
+pub struct Namespace {
+    /// Its name.
+    pub name: String,
+    paths: Paths,
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let kubectl = |words: &[&str]| {
+            let (program, config) = (self.paths.bin("kubectl"), self.paths.kubeconfig());
+            let start = [
+                program.display().to_string(),
+                format!("--kubeconfig={}", config.display()),
+                // A test that left the API server paused is not waited for.
+                "--request-timeout=10s".to_owned(),
+            ];
+            let own = ["--namespace", self.name.as_str()].into_iter().chain(words.iter().copied());
+            let words: Vec<String> = start.into_iter().chain(own.map(str::to_owned)).collect();
+            command::run("look at a namespace", &words).unwrap_or_else(|error| error.to_string())
+        };
+        if std::thread::panicking() {
+            eprintln!("--- {}: what was there when the test failed ---", self.name);
+            eprintln!("{}", kubectl(&["get", "pods,jobs", "-o", "wide"]));
+            eprintln!("{}", kubectl(&["get", "events", "--sort-by=.lastTimestamp"]));
+            eprintln!("logs of every component and pod: {}", self.paths.logs().display());
+        }
+        // Not waited for: the next test has a namespace of its own.
+        kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
+    }
+}
