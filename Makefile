@@ -1,0 +1,81 @@
+# Everything a person or CI runs. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+
+# Slow things are built once per machine, outside the checkout. Cargo itself tells apart what checkouts and compilers
+# built; other caches are keyed by version.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/openfilter-pipelines
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+
+CARGO_DENY_VERSION := 0.20.2
+CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
+
+PACKAGES := build-essential cmake util-linux valkey-server redis-server
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: packages lint deny test-machine test-cluster ## all tests
+
+.PHONY: test-machine
+test-machine: packages ## the suites that need no cluster (part of `make test`)
+	cargo test --workspace --locked
+
+# The cluster is started first, outside of the tests, so that a long first build is seen.
+.PHONY: test-cluster
+test-cluster: packages ## the suites that need a real Kubernetes (part of `make test`)
+	cargo run --quiet --locked -p testbed -- up --nodes 2
+	trap 'cargo run --quiet --locked -p testbed -- down' EXIT
+	cargo test --workspace --locked --test cluster -- --ignored
+	cargo test --workspace --locked --test api -- --ignored
+	cargo test --workspace --locked --test down -- --ignored --nocapture
+
+.PHONY: test-fast
+test-fast: packages lint ## the inner loop: fewer random histories, no licence checks
+	HISTORIES=100 cargo test --workspace --locked
+
+.PHONY: lint
+lint: ## formatting and clippy, warnings are errors
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: deny
+deny: $(CARGO_DENY)/bin/cargo-deny ## licences, duplicates and sources of the dependencies
+	cargo fetch --locked
+	$< --offline check --hide-inclusion-graph bans licenses sources
+
+# Installed into a folder of its own and renamed at the end, so that a half-built one is never used.
+$(CARGO_DENY)/bin/cargo-deny:
+	@echo "building cargo-deny $(CARGO_DENY_VERSION), about 5 minutes, once per machine"
+	rm -rf '$(CARGO_DENY).part'
+	env -u CARGO_TARGET_DIR cargo install --quiet --locked --root '$(CARGO_DENY).part' cargo-deny@$(CARGO_DENY_VERSION)
+	rm -rf '$(CARGO_DENY)'
+	mv '$(CARGO_DENY).part' '$(CARGO_DENY)'
+
+.PHONY: gen
+gen: ## regenerate what is generated from the code: CRDs, docs/rules.md
+	cargo run --quiet --locked -p tests --bin gen
+
+.PHONY: bench
+bench: packages ## measure, and compare with what is possible
+	cargo bench --locked -p tests --bench queue
+
+.PHONY: cluster-up
+cluster-up: packages ## start a real Kubernetes on this machine: NODES=n real nodes (1), KWOK=n fake ones (0)
+	@cargo run --quiet --locked -p testbed -- up --nodes $(or $(NODES),1) --kwok $(or $(KWOK),0)
+
+.PHONY: cluster-down
+cluster-down: ## stop it and remove every trace of it
+	@cargo run --quiet --locked -p testbed -- down --any
+
+.PHONY: images
+images: packages ## build the container images, and load them into the cluster if it is up
+	@cargo run --quiet --locked -p testbed -- images
+
+.PHONY: packages
+packages: ## install the Debian packages that are missing (needs root)
+	@tests/packages.sh $(PACKAGES)
