@@ -158,10 +158,12 @@ async fn handle(request: Request<Incoming>, server: &str, shared: &Shared) -> io
             pass_on(request, server, None).await
         }
         Some(Fault::Truncated(length)) => pass_on(request, server, Some(length)).await,
-        Some(Fault::InternalError) => Ok(failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError")),
-        Some(Fault::SlowDown) => Ok(failure(StatusCode::SERVICE_UNAVAILABLE, "SlowDown")),
-        Some(Fault::Missing) => Ok(failure(StatusCode::NOT_FOUND, "NoSuchKey")),
-        Some(Fault::Forbidden) => Ok(failure(StatusCode::FORBIDDEN, "AccessDenied")),
+        Some(Fault::InternalError) => {
+            refuse(request, StatusCode::INTERNAL_SERVER_ERROR, "InternalError").await
+        }
+        Some(Fault::SlowDown) => refuse(request, StatusCode::SERVICE_UNAVAILABLE, "SlowDown").await,
+        Some(Fault::Missing) => refuse(request, StatusCode::NOT_FOUND, "NoSuchKey").await,
+        Some(Fault::Forbidden) => refuse(request, StatusCode::FORBIDDEN, "AccessDenied").await,
     }
 }
 
@@ -191,12 +193,17 @@ async fn pass_on(request: Request<Incoming>, server: &str, cut: Option<usize>) -
     Ok(Response::from_parts(parts, BodyExt::boxed(StreamBody::new(stream::iter(frames)))))
 }
 
-fn failure(status: StatusCode, code: &str) -> Response<Body> {
+/// Answers with a failure, after the whole request: a client that still writes its body would see a broken pipe instead.
+async fn refuse(request: Request<Incoming>, status: StatusCode, code: &str) -> io::Result<Response<Body>> {
+    let mut body = request.into_body();
+    while let Some(frame) = body.frame().await {
+        frame.map_err(io::Error::other)?;
+    }
     let xml = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>injected</Message></Error>");
     let mut response = Response::new(Full::new(Bytes::from(xml)).map_err(|never| match never {}).boxed());
     *response.status_mut() = status;
     response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/xml"));
-    response
+    Ok(response)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
