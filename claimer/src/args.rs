@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use queue::{Password, Server};
+use storage::Bucket;
 
-use crate::bucket::Bucket;
 use crate::bucket_args::{SinkArgs, SourceArgs};
 use crate::claim::QueueSettings;
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
+use storage::{Bucket, Keys, parse_endpoint};
 
 use crate::args::{SettingsError, filled, parse_duration, parse_flag, required};
-use crate::bucket::{Bucket, Keys, parse_endpoint};
 
 /// The same settings for the source and, with `SINK_` in front, for the sink.
 macro_rules! bucket_args {
@@ -57,7 +57,8 @@ macro_rules! bucket_args {
                 let name = |setting: &str| format!("{}S3_{setting}", $env);
                 let Self { bucket, endpoint, region, path_style, skip_tls_verify, timeout, max_attempts, .. } = self;
                 required(&name("BUCKET"), &bucket)?;
-                let endpoint = filled(endpoint).map(|url| parse_endpoint(&name("ENDPOINT"), &url)).transpose()?;
+                let endpoint = filled(endpoint).map(|text| parse_endpoint(&text)).transpose();
+                let endpoint = endpoint.map_err(|error| SettingsError(format!("{} {error}", name("ENDPOINT"))))?;
                 let keys = match (filled(self.access_key_id), filled(self.secret_access_key)) {
                     (Some(id), Some(secret)) => Some(Keys { id: id.into(), secret: secret.into() }),
                     (None, None) => None,
@@ -73,6 +74,7 @@ macro_rules! bucket_args {
                 let etag_is_md5 = self.etag_is_md5;
                 Ok(Bucket {
                     name: bucket, endpoint, region, path_style, skip_tls_verify, keys, timeout, max_attempts, etag_is_md5,
+                    addresses: None,
                 })
             }
         }

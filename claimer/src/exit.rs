@@ -1,11 +1,11 @@
 //! How the process ends: an exit code per class of failure, and one line that says what and why. The operator reads both
 //! from the pod; docs/claimer.md lists them.
 
-use std::error::Error;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
 
+use storage::{StorageError, chain};
 use strum::{AsRefStr, VariantArray};
 
 use crate::args::SettingsError;
@@ -56,6 +56,19 @@ impl Exit {
     /// The number.
     pub fn code(self) -> i32 {
         i32::from(self as u8)
+    }
+
+    /// What an error of the storage means.
+    pub(crate) fn of_storage(error: &StorageError) -> Self {
+        match error {
+            StorageError::NoAccess(_) => Self::NoAccess,
+            StorageError::Gone(_) => Self::ObjectGone,
+            StorageError::Changed(_) => Self::ObjectChanged,
+            StorageError::Unreachable(_) | StorageError::Unusable(_) => Self::StorageUnreachable,
+            StorageError::Refused(_) => Self::StorageRefused,
+            // No guard is ever set here: where a pod may connect to is for network policies to say.
+            StorageError::AddressRefused(_) => Self::BadSettings,
+        }
     }
 
     /// What an error of the file system means.
@@ -111,21 +124,6 @@ pub(crate) fn report(failure: &Failure, log: &Path) -> i32 {
         let _ = file.write_all(line.as_bytes());
     }
     exit.code()
-}
-
-/// An error and its causes, outermost first.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        // Many errors of the libraries repeat their cause.
-        if !text.ends_with(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Longest name of an object in a message: a key may have 1,024 bytes, and the reason comes after it.

@@ -6,14 +6,11 @@
 
 pub mod args;
 mod backoff;
-mod bucket;
 mod bucket_args;
 mod claim;
 mod exit;
 mod fetch;
-mod insecure;
 mod publish;
-mod storage;
 mod upload;
 mod verify;
 mod walk;

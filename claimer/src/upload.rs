@@ -11,9 +11,9 @@ use aws_sdk_s3::types::{ChecksumAlgorithm, CompletedMultipartUpload, CompletedPa
 use aws_smithy_checksums::ChecksumAlgorithm as Algorithm;
 use aws_smithy_types::base64;
 use futures::{StreamExt, TryStreamExt, stream};
+use storage::{StorageError, chain};
 
-use crate::exit::{Exit, chain};
-use crate::storage::StorageError;
+use crate::exit::Exit;
 use crate::verify::BUFFER_BYTES;
 use crate::walk::Found;
 use crate::workspace::WorkspaceError;
@@ -41,7 +41,7 @@ pub(crate) enum UploadError {
 impl UploadError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Storage(error) => error.exit(),
+            Self::Storage(error) => Exit::of_storage(error),
             Self::Local(error) => error.exit(),
             Self::Differs(_) | Self::Answer(_) => Exit::PublishIncomplete,
         }

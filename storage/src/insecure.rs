@@ -19,24 +19,30 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 use tokio::time::{Duration, timeout};
 
+use crate::guard::{AddressGuard, Resolver, guarded};
+
 /// The client. It keeps its connections over requests.
-pub(crate) fn http_client() -> SharedHttpClient {
-    let connector = OnceLock::new();
-    http_client_fn(move |settings, _| {
-        let make = || Connector::new(settings.connect_timeout(), settings.read_timeout());
+pub(crate) fn http_client(guard: Option<&AddressGuard>) -> SharedHttpClient {
+    let (connector, resolver) = (OnceLock::new(), Resolver(guard.cloned()));
+    let client = http_client_fn(move |settings, _| {
+        let make = || Connector::new(resolver.clone(), settings.connect_timeout(), settings.read_timeout());
         SharedHttpConnector::new(connector.get_or_init(make).clone())
-    })
+    });
+    match guard {
+        Some(guard) => guarded(guard, client),
+        None => client,
+    }
 }
 
 #[derive(Clone, Debug)]
 struct Connector {
-    client: Result<Client<HttpsConnector<Tcp>, SdkBody>, String>,
+    client: Result<Client<HttpsConnector<Tcp<Resolver>>, SdkBody>, String>,
     read_timeout: Duration,
 }
 
 impl Connector {
-    fn new(connect: Option<Duration>, read: Option<Duration>) -> Self {
-        let mut tcp = Tcp::new();
+    fn new(resolver: Resolver, connect: Option<Duration>, read: Option<Duration>) -> Self {
+        let mut tcp = Tcp::new_with_resolver(resolver);
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(connect);

@@ -11,16 +11,16 @@ use aws_sdk_s3::config::{
     BehaviorVersion, Region, RequestChecksumCalculation, ResponseChecksumValidation,
     StalledStreamProtectionConfig,
 };
-use queue::Password;
 use url::Url;
 
-use crate::args::SettingsError;
+use crate::guard::{self, AddressGuard};
 use crate::insecure;
+use crate::keys::Keys;
 
 /// A connection within a cluster or a region takes milliseconds; a host that is gone takes for ever.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Waits between tries of one request: doubling from the first to the last.
-pub(crate) const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+pub const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// What services that have no regions expect in a signature.
 const NO_REGION: &str = "us-east-1";
 
@@ -45,15 +45,8 @@ pub struct Bucket {
     pub max_attempts: u32,
     /// Whether an etag that looks like an MD5 is one.
     pub etag_is_md5: bool,
-}
-
-/// A pair of keys, never printed.
-#[derive(Clone, Debug)]
-pub struct Keys {
-    /// Access key.
-    pub id: Password,
-    /// Secret key.
-    pub secret: Password,
+    /// Which addresses of the service may be connected to; any when absent. Credentials are asked for elsewhere.
+    pub addresses: Option<AddressGuard>,
 }
 
 impl Bucket {
@@ -63,7 +56,7 @@ impl Bucket {
     }
 
     /// A client; nothing is sent yet, except for ambient credentials.
-    pub(crate) async fn client(&self) -> Client {
+    pub async fn client(&self) -> Client {
         let mut config = aws_sdk_s3::Config::builder()
             .behavior_version(BehaviorVersion::latest())
             .force_path_style(self.path_style)
@@ -103,60 +96,16 @@ impl Bucket {
         if let Some(endpoint) = &self.endpoint {
             config = config.endpoint_url(endpoint.as_str().trim_end_matches('/'));
         }
-        if self.endpoint.as_ref().is_some_and(|endpoint| endpoint.scheme() == "http") {
+        let plain = self.endpoint.as_ref().is_some_and(|endpoint| endpoint.scheme() == "http");
+        match &self.addresses {
             // Without TLS there is no need to load the machine's trust store.
-            config = config.http_client(aws_smithy_http_client::Builder::new().build_http());
-        } else if self.skip_tls_verify {
-            config = config.http_client(insecure::http_client());
+            None if plain => config = config.http_client(aws_smithy_http_client::Builder::new().build_http()),
+            guard if self.skip_tls_verify => {
+                config = config.http_client(insecure::http_client(guard.as_ref()))
+            }
+            Some(guard) => config = config.http_client(guard::http_client(guard)),
+            None => {}
         }
         Client::from_conf(config.build())
-    }
-}
-
-/// Reads an endpoint as the API's validation does: https where no scheme is written, and nothing after the host.
-pub(crate) fn parse_endpoint(setting: &str, text: &str) -> Result<Url, SettingsError> {
-    let refuse =
-        |why: &str| Err(SettingsError(format!("{setting} {why}: write [http://|https://]host[:port]")));
-    let parsed = if text.contains("://") { Url::parse(text) } else { Url::parse(&format!("https://{text}")) };
-    // The value is not repeated: it may hold a password.
-    let Ok(url) = parsed else { return refuse("is not an endpoint") };
-    if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
-        return refuse("is not an http or https address");
-    }
-    if !url.username().is_empty() || url.password().is_some() {
-        return refuse("contains credentials");
-    }
-    if !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
-        return refuse("is more than a host");
-    }
-    Ok(url)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_endpoint_without_a_scheme_is_https() {
-        let parsed = |text| parse_endpoint("S3_ENDPOINT", text).map(|url| url.to_string()).ok();
-        assert_eq!(parsed("minio:9000").as_deref(), Some("https://minio:9000/"));
-        assert_eq!(parsed("10.0.0.7:9000").as_deref(), Some("https://10.0.0.7:9000/"));
-        assert_eq!(parsed("http://minio:9000/").as_deref(), Some("http://minio:9000/"));
-        for wrong in ["ftp://x", "https://h/path", "https://h?x=y", "https://", "a b"] {
-            assert_eq!(parsed(wrong), None, "{wrong}");
-        }
-    }
-
-    #[test]
-    fn credentials_in_an_endpoint_are_refused_and_not_repeated() {
-        let error = parse_endpoint("S3_ENDPOINT", "https://me:hunter2@s3").unwrap_err();
-        assert!(!error.to_string().contains("hunter2"));
-    }
-
-    #[test]
-    fn keys_are_never_printed() {
-        let keys = Keys { id: "AKIA123".to_owned().into(), secret: "hunter2".to_owned().into() };
-        let printed = format!("{keys:?}");
-        assert!(!printed.contains("hunter2") && !printed.contains("AKIA123"), "{printed}");
     }
 }

@@ -1,0 +1,121 @@
+//! What an error of the storage means. Only the service's code and message are repeated, never its whole answer: that can
+//! hold parts of a signature.
+
+use std::error::Error;
+
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+use http_body_util::LengthLimitError;
+use strum::AsRefStr;
+
+use crate::guard::AddressRefused;
+
+/// A request failed for good, after all its tries. The variant is fit for a metric label or an event reason; the text is
+/// not.
+#[derive(Debug, thiserror::Error, AsRefStr)]
+pub enum StorageError {
+    /// The service refuses us, or there are no credentials.
+    #[error("access refused: {0}")]
+    NoAccess(String),
+    /// The object or its bucket does not exist.
+    #[error("not found: {0}")]
+    Gone(String),
+    /// The object is not the one that was asked for.
+    #[error("changed since it was listed: {0}")]
+    Changed(String),
+    /// The service does not answer, or only with failures of its own.
+    #[error("no usable answer: {0}")]
+    Unreachable(String),
+    /// The service refuses the request itself.
+    #[error("request refused: {0}")]
+    Refused(String),
+    /// The service answers with something that must not be trusted.
+    #[error("an answer that cannot be right: {0}")]
+    Unusable(String),
+    /// The guard of the bucket refuses the service's address.
+    #[error("address refused: {0}")]
+    AddressRefused(String),
+}
+
+impl StorageError {
+    /// Whether trying again later can help without anybody changing anything.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable(_) => true,
+            Self::NoAccess(_)
+            | Self::Gone(_)
+            | Self::Changed(_)
+            | Self::Refused(_)
+            | Self::Unusable(_)
+            | Self::AddressRefused(_) => false,
+        }
+    }
+}
+
+impl<E> From<SdkError<E, HttpResponse>> for StorageError
+where
+    E: ProvideErrorMetadata + Error + Send + Sync + 'static,
+{
+    fn from(error: SdkError<E, HttpResponse>) -> Self {
+        let status = error.raw_response().map(|response| response.status().as_u16());
+        let Some(service) = error.as_service_error() else {
+            if has::<CredentialsError>(&error) {
+                return Self::NoAccess(format!("no credentials: {}", chain(&error)));
+            }
+            if let Some(refused) = cause::<AddressRefused>(&error) {
+                return Self::AddressRefused(refused.to_string());
+            }
+            if has::<LengthLimitError>(&error) {
+                return Self::Unusable("it does not end".to_owned());
+            }
+            return Self::Unreachable(chain(&error));
+        };
+        let said = match (service.code(), service.message()) {
+            (Some(code), Some(message)) => format!("{code}: {message}"),
+            (Some(code), None) => code.to_owned(),
+            // A HEAD has no body to say more in.
+            (None, _) => "no reason given".to_owned(),
+        };
+        let said = status.map_or_else(|| said.clone(), |status| format!("{status} {said}"));
+        match status {
+            Some(401 | 403) => Self::NoAccess(said),
+            Some(404) => Self::Gone(said),
+            // If-Match failed, or the object is shorter than the range that was asked for.
+            Some(412 | 416) => Self::Changed(said),
+            Some(400..=407 | 409..=428 | 430..=499) => Self::Refused(said),
+            _ => Self::Unreachable(said),
+        }
+    }
+}
+
+/// An error and its causes, outermost first.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        // Many errors of the libraries repeat their cause.
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Whether an error of this type is among the causes.
+pub fn has<T: Error + 'static>(error: &(dyn Error + 'static)) -> bool {
+    cause::<T>(error).is_some()
+}
+
+fn cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        cause = error.source();
+    }
+    None
+}

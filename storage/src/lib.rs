@@ -1,0 +1,23 @@
+//! Buckets of S3-compatible services. The operator lists them and the claimer fetches from them, both through the same
+//! [`Bucket`], so that an endpoint, a certificate or an identity that works for one works for the other.
+//!
+//! No queue and no Kubernetes in here.
+
+mod bucket;
+mod endpoint;
+mod error;
+mod guard;
+mod insecure;
+mod key;
+mod keys;
+mod limit;
+mod lister;
+mod selection;
+
+pub use bucket::{BACKOFF, Bucket};
+pub use endpoint::{EndpointError, parse_endpoint};
+pub use error::{StorageError, chain, has};
+pub use guard::AddressGuard;
+pub use keys::{Keys, Secret};
+pub use lister::{ListedFile, ListedPage, Lister, PAGE_MAX};
+pub use selection::{Selection, SelectionError};
