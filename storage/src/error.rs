@@ -79,6 +79,8 @@ where
         };
         let said = status.map_or_else(|| said.clone(), |status| format!("{status} {said}"));
         match status {
+            // versitygw does not find the user, and says so as if the bucket were not there.
+            _ if service.code() == Some("XAdminUserNotFound") => Self::NoAccess(said),
             Some(401 | 403) => Self::NoAccess(said),
             Some(404) => Self::Gone(said),
             // If-Match failed, or the object is shorter than the range that was asked for.

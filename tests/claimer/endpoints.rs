@@ -7,8 +7,8 @@ use http::Response;
 use http_body_util::Full;
 use tests::s3::certificate;
 
-use crate::fake::{Fake, object};
 use crate::harness::{BUCKET, Bench, listed};
+use tests::fake::{Fake, object};
 
 #[tokio::test]
 async fn an_endpoint_without_a_scheme_is_https_and_its_certificate_matters() {

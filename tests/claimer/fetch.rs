@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use http::StatusCode;
 use tests::s3::escape;
 
-use crate::fake::{Fake, object};
 use crate::harness::{BUCKET, Bench, listed, noise};
+use tests::fake::{Fake, object};
 
 const MIB: usize = 1024 * 1024;
 

@@ -3,7 +3,6 @@
 
 mod claim;
 mod endpoints;
-mod fake;
 mod faults;
 mod fetch;
 mod harness;

@@ -7,6 +7,7 @@
 )]
 
 pub mod examples;
+pub mod fake;
 pub mod generated;
 pub mod model;
 pub mod s3;

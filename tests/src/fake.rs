@@ -16,13 +16,16 @@ use tokio_rustls::TlsAcceptor;
 
 type Answer = dyn Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Send + Sync;
 
+/// A running server. Dropping it ends it.
 pub struct Fake {
+    /// Where it listens.
     pub address: String,
     seen: Arc<Mutex<Vec<http::request::Parts>>>,
     task: JoinHandle<()>,
 }
 
 impl Fake {
+    /// Starts a server on loopback.
     pub async fn start(
         answer: impl Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Send + Sync + 'static,
     ) -> Self {
