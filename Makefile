@@ -57,7 +57,7 @@ $(CARGO_DENY)/bin/cargo-deny:
 	mv '$(CARGO_DENY).part' '$(CARGO_DENY)'
 
 .PHONY: gen
-gen: ## regenerate what is generated from the code: CRDs, docs/rules.md
+gen: ## regenerate what is generated from the code: CRDs, docs/rules.md, docs/metrics.md
 	cargo run --quiet --locked -p tests --bin gen
 
 .PHONY: bench

@@ -1,0 +1,5 @@
+//! The operator: lists buckets, queues their files, and accounts for every one of them.
+
+pub mod lease;
+pub mod metrics;
+pub mod server;

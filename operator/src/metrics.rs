@@ -1,0 +1,329 @@
+//! What the operator counts, for Prometheus. Labels are names of ours (phases, outcomes, variants of errors) or reasons of
+//! Kubernetes, never data: their number is bounded. docs/metrics.md is generated from [`Metrics::described`].
+
+use std::fmt;
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, EncodeMetric};
+use prometheus_client::metrics::TypedMetric;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// In front of every name.
+const PREFIX: &str = "openfilter";
+/// From a pass that finds nothing to do to one that waits for a slow API server.
+const PASS_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
+/// From the aim of a fraction of a second to an operator that was away.
+const SETTLE_SECONDS: [f64; 11] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
+
+/// What became of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub enum Outcome {
+    /// Every filter processed the file.
+    Succeeded,
+    /// It failed and will be tried again.
+    Retried,
+    /// It failed for good.
+    Failed,
+    /// It was given back without having been tried.
+    Released,
+    /// It was taken from a dead pod.
+    Reclaimed,
+}
+
+impl Outcome {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Succeeded, Self::Retried, Self::Failed, Self::Released, Self::Reclaimed];
+}
+
+/// Every metric of the operator.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    described: Vec<Described>,
+    runs: Family<PhaseLabel, Gauge>,
+    files_settled: Family<OutcomeLabel, Counter>,
+    pass_duration: Histogram,
+    pass_errors: Family<ErrorLabel, Counter>,
+    pods_created: Counter,
+    pods_deleted: Counter,
+    pod_start_failures: Family<ReasonLabel, Counter>,
+    listing_pages: Counter,
+    listing_files: Counter,
+    settle_latency: Histogram,
+    valkey_errors: Family<ErrorLabel, Counter>,
+    leader: Gauge,
+}
+
+/// A metric as the reference lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// Its name in queries.
+    pub name: String,
+    /// Counter, gauge or histogram.
+    pub kind: &'static str,
+    /// Its label, or nothing.
+    pub label: &'static str,
+    /// What it says.
+    pub help: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: Outcome,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ErrorLabel {
+    error: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: String,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Registers everything. Outcomes start at zero, so that a rate over them has a beginning.
+    pub fn new() -> Self {
+        let mut add = Registration { registry: Registry::with_prefix(PREFIX), described: Vec::new() };
+        let runs = add.family("runs", "phase", "PipelineRuns by phase");
+        let files_settled =
+            add.family("files_settled", "outcome", "Attempts at files, by what became of them");
+        let pass_duration =
+            add.seconds("pass_duration", "Time from the start of a pass over a run to its end", PASS_SECONDS);
+        let pass_errors = add.family("pass_errors", "error", "Passes over a run that failed, by error");
+        let pods_created = add.plain("pods_created", "Pods that were created");
+        let pods_deleted = add.plain("pods_deleted", "Pods that were deleted");
+        let pod_start_failures =
+            add.family("pod_start_failures", "reason", "Pods that could not start, by reason of Kubernetes");
+        let listing_pages = add.plain("listing_pages", "Pages of buckets that were listed and queued");
+        let listing_files = add.plain("listing_files", "Files that were listed and queued");
+        let settle_latency = add.seconds(
+            "settle_latency",
+            "Time from when a pod was seen to have finished until its file was settled",
+            SETTLE_SECONDS,
+        );
+        let valkey_errors = add.family("valkey_errors", "error", "Calls of Valkey that failed, by error");
+        let leader = add.plain("leader", "1 while this replica leads, 0 otherwise");
+        let Registration { registry, described } = add;
+        let metrics = Self {
+            registry,
+            described,
+            runs,
+            files_settled,
+            pass_duration,
+            pass_errors,
+            pods_created,
+            pods_deleted,
+            pod_start_failures,
+            listing_pages,
+            listing_files,
+            settle_latency,
+            valkey_errors,
+            leader,
+        };
+        Outcome::ALL.iter().for_each(|outcome| metrics.settled(*outcome, 0));
+        metrics
+    }
+
+    /// How many runs are in a phase. Say it of every phase, also of those without any: a gauge keeps its last value.
+    pub fn set_runs(&self, phase: &str, runs: usize) {
+        let label = PhaseLabel { phase: phase.to_owned() };
+        self.runs.get_or_create(&label).set(i64::try_from(runs).unwrap_or(i64::MAX));
+    }
+
+    /// Files were settled.
+    pub fn settled(&self, outcome: Outcome, files: u64) {
+        self.files_settled.get_or_create(&OutcomeLabel { outcome }).inc_by(files);
+    }
+
+    /// A pass over a run took this long.
+    pub fn passed(&self, took: Duration) {
+        self.pass_duration.observe(took.as_secs_f64());
+    }
+
+    /// A pass over a run failed; the variant of the error, never its data.
+    pub fn pass_failed(&self, variant: &str) {
+        self.pass_errors.get_or_create(&ErrorLabel { error: variant.to_owned() }).inc();
+    }
+
+    /// A pod was created.
+    pub fn pod_created(&self) {
+        self.pods_created.inc();
+    }
+
+    /// A pod was deleted.
+    pub fn pod_deleted(&self) {
+        self.pods_deleted.inc();
+    }
+
+    /// A pod could not start; the reason as Kubernetes calls it, without its message.
+    pub fn pod_start_failed(&self, reason: &str) {
+        self.pod_start_failures.get_or_create(&ReasonLabel { reason: reason.to_owned() }).inc();
+    }
+
+    /// A page was listed and queued.
+    pub fn page_listed(&self, files: u64) {
+        self.listing_pages.inc();
+        self.listing_files.inc_by(files);
+    }
+
+    /// A file was settled this long after its pod was seen to have finished.
+    pub fn settled_after(&self, latency: Duration) {
+        self.settle_latency.observe(latency.as_secs_f64());
+    }
+
+    /// A call of Valkey failed; the variant of the error, never its data.
+    pub fn valkey_failed(&self, variant: &str) {
+        self.valkey_errors.get_or_create(&ErrorLabel { error: variant.to_owned() }).inc();
+    }
+
+    /// Whether this replica leads.
+    pub fn set_leader(&self, leads: bool) {
+        self.leader.set(i64::from(leads));
+    }
+
+    /// Everything, as Prometheus reads it.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// Every metric, for the reference.
+    pub fn described(&self) -> &[Described] {
+        &self.described
+    }
+}
+
+/// Registers and describes at once, so that neither can be forgotten.
+struct Registration {
+    registry: Registry,
+    described: Vec<Described>,
+}
+
+impl Registration {
+    fn plain<M: Kept + Default>(&mut self, name: &str, help: &'static str) -> M {
+        self.add(name, "", help, None, M::default())
+    }
+
+    fn family<L: Label, M: Kept + Default>(
+        &mut self,
+        name: &str,
+        label: &'static str,
+        help: &'static str,
+    ) -> Family<L, M>
+    where
+        Family<L, M>: Kept,
+    {
+        self.add(name, label, help, None, Family::default())
+    }
+
+    fn seconds(&mut self, name: &str, help: &'static str, buckets: [f64; 11]) -> Histogram {
+        self.add(name, "", help, Some(Unit::Seconds), Histogram::new(buckets))
+    }
+
+    fn add<M: Kept>(
+        &mut self,
+        name: &str,
+        label: &'static str,
+        help: &'static str,
+        unit: Option<Unit>,
+        metric: M,
+    ) -> M {
+        let kind = M::TYPE.as_str();
+        let seconds = if unit.is_some() { "_seconds" } else { "" };
+        let total = if kind == "counter" { "_total" } else { "" };
+        let full = format!("{PREFIX}_{name}{seconds}{total}");
+        self.described.push(Described { name: full, kind, label, help });
+        match unit {
+            Some(unit) => self.registry.register_with_unit(name, help, unit, metric.clone()),
+            None => self.registry.register(name, help, metric.clone()),
+        }
+        metric
+    }
+}
+
+/// What a registry can keep while we keep it too.
+trait Kept: TypedMetric + EncodeMetric + Clone + fmt::Debug + Send + Sync + 'static {}
+impl<M: TypedMetric + EncodeMetric + Clone + fmt::Debug + Send + Sync + 'static> Kept for M {}
+
+trait Label: EncodeLabelSet + Clone + fmt::Debug + Eq + std::hash::Hash + Send + Sync + 'static {}
+impl<L: EncodeLabelSet + Clone + fmt::Debug + Eq + std::hash::Hash + Send + Sync + 'static> Label for L {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touched() -> Metrics {
+        let metrics = Metrics::new();
+        metrics.set_runs("Running", 2);
+        metrics.settled(Outcome::Succeeded, 3);
+        metrics.passed(Duration::from_millis(20));
+        metrics.pass_failed("Observe");
+        metrics.pod_created();
+        metrics.pod_deleted();
+        metrics.pod_start_failed("ImagePullBackOff");
+        metrics.page_listed(1_000);
+        metrics.settled_after(Duration::from_secs(2));
+        metrics.valkey_failed("Unavailable");
+        metrics.set_leader(true);
+        metrics
+    }
+
+    #[test]
+    fn every_count_shows_up_under_its_name() {
+        let text = touched().encode().unwrap();
+        for line in [
+            "openfilter_runs{phase=\"Running\"} 2",
+            "openfilter_files_settled_total{outcome=\"Succeeded\"} 3",
+            "openfilter_files_settled_total{outcome=\"Reclaimed\"} 0",
+            "openfilter_pass_duration_seconds_count 1",
+            "openfilter_pass_errors_total{error=\"Observe\"} 1",
+            "openfilter_pods_created_total 1",
+            "openfilter_pods_deleted_total 1",
+            "openfilter_pod_start_failures_total{reason=\"ImagePullBackOff\"} 1",
+            "openfilter_listing_pages_total 1",
+            "openfilter_listing_files_total 1000",
+            "openfilter_settle_latency_seconds_sum 2.0",
+            "openfilter_valkey_errors_total{error=\"Unavailable\"} 1",
+            "openfilter_leader 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_described_is_what_is_exposed() {
+        let metrics = touched();
+        let text = metrics.encode().unwrap();
+        let exposed: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+        let described: Vec<String> = metrics
+            .described()
+            .iter()
+            .map(|Described { name, kind, .. }| format!("{} {kind}", name.trim_end_matches("_total")))
+            .collect();
+        assert_eq!(exposed, described);
+        for Described { name, label, help, .. } in metrics.described() {
+            assert!(text.contains(help), "{name} has no help");
+            let labelled = text.contains(&format!("{name}{{{label}="));
+            assert!(labelled != label.is_empty(), "{name} has not the label {label:?}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Parts of the operator by themselves, on real servers where they run without a cluster.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod lease;
+mod lease_api;
+mod server;
