@@ -1,7 +1,10 @@
 //! Lists a bucket page by page. A listing can go on after any key, in another process and much later: there is no token
 //! that expires. What it cannot trust, it reports; it never leaves a file out without a word.
 
+use std::time::Duration;
+
 use aws_sdk_s3::Client;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::types::EncodingType;
 
@@ -24,6 +27,7 @@ pub struct Lister {
     bucket: String,
     prefix: String,
     selection: Selection,
+    timeout: Duration,
 }
 
 /// A page of the listing.
@@ -50,7 +54,9 @@ impl Lister {
     /// Prepares the listing; nothing is sent yet, except for ambient credentials.
     pub async fn new(bucket: &Bucket, prefix: &str, selection: Selection) -> Self {
         let client = bucket.client().await;
-        Self { client, bucket: bucket.name.clone(), prefix: prefix.to_owned(), selection }
+        // The bucket's own limit is on silence. A page is small: one that comes byte by byte is no page.
+        let timeout = bucket.timeout * 2;
+        Self { client, bucket: bucket.name.clone(), prefix: prefix.to_owned(), selection, timeout }
     }
 
     /// The page that follows a key; the first one for an empty key.
@@ -58,7 +64,12 @@ impl Lister {
         let filled = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let request = self.client.list_objects_v2().bucket(&self.bucket).encoding_type(EncodingType::Url);
         let request = request.set_prefix(filled(&self.prefix)).set_start_after(filled(after));
-        let request = request.max_keys(PAGE_MAX as i32).customize().interceptor(Limit(PAGE_BYTES_MAX));
+        let limited = TimeoutConfig::builder().operation_attempt_timeout(self.timeout).build();
+        let request = request
+            .max_keys(PAGE_MAX as i32)
+            .customize()
+            .interceptor(Limit(PAGE_BYTES_MAX))
+            .config_override(aws_sdk_s3::Config::builder().timeout_config(limited));
         self.read(request.send().await?, after)
     }
 

@@ -1,12 +1,15 @@
 //! What services answer, and what must not be believed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use storage::{ListedPage, StorageError};
 use tests::fake::Fake;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 
 use crate::harness::{bucket, first_page, keys, lister};
 
@@ -134,6 +137,27 @@ async fn an_answer_that_leaves_out_what_matters_is_refused() {
 async fn an_answer_without_end_is_not_read_to_its_end() {
     let endless = format!("<ListBucketResult>{}", " ".repeat(17 * 1024 * 1024));
     assert_unusable(page_of(endless).await, &["does not end"]);
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_drop_by_drop_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut bucket = bucket(&format!("http://{}", listener.local_addr().unwrap()));
+    (bucket.timeout, bucket.max_attempts) = (Duration::from_secs(1), 1);
+    let drops = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n<ListBucketResult>")
+            .await
+            .unwrap();
+        while stream.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    let error =
+        tokio::time::timeout(Duration::from_secs(20), first_page(&bucket)).await.unwrap().unwrap_err();
+    assert!(matches!(error, StorageError::Unreachable(_)), "{error:?}");
+    drops.await.unwrap();
 }
 
 #[tokio::test]
