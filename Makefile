@@ -62,7 +62,7 @@ gen: ## regenerate what is generated from the code: CRDs, docs/rules.md, docs/me
 
 .PHONY: bench
 bench: packages ## measure, and compare with what is possible
-	cargo bench --locked -p tests --bench queue
+	cargo bench --locked -p tests --bench queue --bench listing
 
 .PHONY: cluster-up
 cluster-up: packages ## start a real Kubernetes on this machine: NODES=n real nodes (1), KWOK=n fake ones (0)

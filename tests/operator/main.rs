@@ -3,4 +3,5 @@
 
 mod lease;
 mod lease_api;
+mod listing;
 mod server;

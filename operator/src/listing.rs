@@ -1,0 +1,79 @@
+//! Lists a bucket into the queue of a run. The queue remembers how far the listing got, so that whoever calls this next
+//! goes on there; dropping it at any time, or calling it twice at once, adds no file twice and leaves none out.
+
+use queue::{Enqueued, File, Listing, Page, RunQueue};
+use storage::{ListedFile, ListedPage, Lister, StorageError};
+
+/// Why a listing stopped. What was added stays added.
+#[derive(Debug, thiserror::Error)]
+pub enum ListingError {
+    /// The bucket cannot be listed.
+    #[error("list the bucket after {after:?}")]
+    List {
+        /// The last key that is known.
+        after: String,
+        /// What the storage said.
+        #[source]
+        source: StorageError,
+    },
+    /// The queue did not take a page.
+    #[error("add a page of files to the queue")]
+    Enqueue(#[source] queue::Error),
+    /// The queue did not say how many files there are.
+    #[error("count the files in the queue")]
+    Count(#[source] queue::Error),
+}
+
+/// Lists the rest of a bucket, from where the queue says that the listing is. `progress` is told the number of files so
+/// far after every page. Returns the number of files of the run.
+///
+/// While a page is being added, the next one is asked for: two pages in memory, however large the bucket.
+pub async fn list_into(
+    queue: &RunQueue,
+    lister: &Lister,
+    from: Listing,
+    progress: impl Fn(u64),
+) -> Result<u64, ListingError> {
+    let mut from = from;
+    let mut ahead = None;
+    while let Listing::UpTo(after) = from {
+        let listed = match ahead.take() {
+            Some(page) => page,
+            None => page_after(lister, &after).await?,
+        };
+        let page = page_of(after, listed);
+        let add = async { queue.enqueue(&page).await.map_err(ListingError::Enqueue) };
+        let look_ahead = async {
+            // A failure ahead must not keep this page from being added.
+            Ok(match &page.next {
+                Some(next) => Some(page_after(lister, next).await),
+                None => None,
+            })
+        };
+        let (added, next_page) = tokio::try_join!(add, look_ahead)?;
+        from = match added {
+            Enqueued::Added { total } => {
+                progress(total);
+                page.next.clone().map_or(Listing::Complete, Listing::UpTo)
+            }
+            Enqueued::Superseded(listing) => listing,
+        };
+        // Of use unless somebody else has gone further.
+        if let (Listing::UpTo(cursor), Some(next)) = (&from, &page.next)
+            && cursor == next
+        {
+            ahead = next_page.transpose()?;
+        }
+    }
+    Ok(queue.stats().await.map_err(ListingError::Count)?.total)
+}
+
+async fn page_after(lister: &Lister, after: &str) -> Result<ListedPage, ListingError> {
+    lister.page(after).await.map_err(|source| ListingError::List { after: after.to_owned(), source })
+}
+
+fn page_of(after: String, listed: ListedPage) -> Page {
+    let ListedPage { files, next } = listed;
+    let file = |ListedFile { key, size, etag }| File { key, size, etag };
+    Page { after, next, files: files.into_iter().map(file).collect() }
+}

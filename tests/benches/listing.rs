@@ -1,0 +1,251 @@
+//! `make bench`, listing part: what it costs to queue the files of a bucket over listing them only, with the same client
+//! and the same server, and how much memory that takes. The server makes up its keys and answers as fast as it can, which
+//! is the hardest case: a real one leaves more time between its pages. Ratios are asserted, because machines are shared
+//! and noisy; the best of some rounds counts, for both sides.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crds::run_id::RunId;
+use futures::{StreamExt, stream};
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use operator::listing::list_into;
+use queue::{Connection, Listing, Opened, RunQueue};
+use storage::{Bucket, Keys, Lister, Selection};
+use tests::s3::{ACCESS_KEY, SECRET_KEY, TestS3};
+use tests::valkey::{Flavor, TestServer};
+use tokio::net::TcpListener;
+
+/// Files of one round.
+const FILES: u64 = 100_000;
+const ROUNDS: u32 = 5;
+/// Queueing is hidden behind the next request, if it takes less time than that.
+const RATIO_MAX: f64 = 1.2;
+/// What is left of the operator's memory limit for one listing.
+const GROWTH_MAX: u64 = 32 * MIB;
+const MIB: u64 = 1024 * 1024;
+/// Real objects are stored one by one, so there are fewer.
+const STORED: u64 = 3_000;
+
+fn main() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    if std::env::var_os(SERVE).is_some() {
+        return runtime.block_on(serve());
+    }
+    let failures = runtime.block_on(run());
+    for failure in &failures {
+        eprintln!("below its aim: {failure}");
+    }
+    std::process::exit(i32::from(!failures.is_empty()));
+}
+
+async fn run() -> Vec<String> {
+    let mut failures = Vec::new();
+    let valkey = TestServer::start(Flavor::Valkey).await;
+    let connection = valkey.connect();
+    let server = Server::start();
+    println!(
+        "| listing | listed only | listed and queued | ratio | aim | memory growth |\n|---|---|---|---|---|---|"
+    );
+    // The first one also pays for what every later one finds: threads, connections, buffers.
+    for (files, rounds) in [(1_000, 1), (10_000, ROUNDS), (FILES, ROUNDS), (1_000_000, 1)] {
+        let lister = lister(&server.url, &files.to_string()).await;
+        let measured = measure(&connection, &lister, files, rounds).await;
+        valkey.raw(redis::cmd("FLUSHALL").arg("SYNC")).await;
+        if files == 1_000 {
+            continue;
+        }
+        let asserted = files == FILES;
+        measured.print(&format!("{files} made up"), asserted);
+        if asserted && measured.ratio() > RATIO_MAX {
+            failures.push(format!("{files} files: {:.2} of listing alone", measured.ratio()));
+        }
+        if measured.growth > GROWTH_MAX {
+            failures.push(format!("{files} files: memory grows by {} MiB", measured.growth / MIB));
+        }
+    }
+    let s3 = TestS3::start("stored").await;
+    let client = &s3.client;
+    let puts =
+        (0..STORED).map(|number| async move { client.put("stored", &key(number), "x").await.unwrap() });
+    stream::iter(puts).buffer_unordered(8).collect::<()>().await;
+    let lister = lister(&s3.url, "stored").await;
+    measure(&connection, &lister, STORED, ROUNDS).await.print(&format!("{STORED} in versitygw"), false);
+    failures
+}
+
+struct Measured {
+    files: u64,
+    alone: Duration,
+    queued: Duration,
+    /// Most memory at any time, over what it was before.
+    growth: u64,
+}
+
+impl Measured {
+    fn ratio(&self) -> f64 {
+        self.queued.as_secs_f64() / self.alone.as_secs_f64()
+    }
+
+    fn print(&self, name: &str, asserted: bool) {
+        let rate = |took: Duration| self.files as f64 / took.as_secs_f64();
+        let aim = if asserted { format!("≤ {RATIO_MAX}") } else { "–".to_owned() };
+        println!(
+            "| {name} | {:.0}/s | {:.0}/s | {:.2} | {aim} | {:.1} MiB |",
+            rate(self.alone),
+            rate(self.queued),
+            self.ratio(),
+            self.growth as f64 / MIB as f64
+        );
+    }
+}
+
+async fn measure(connection: &Connection, lister: &Lister, files: u64, rounds: u32) -> Measured {
+    let mut measured = Measured { files, alone: Duration::MAX, queued: Duration::MAX, growth: 0 };
+    for round in 0..rounds {
+        eprintln!("{files} files, round {} of {rounds}", round + 1);
+        let start = Instant::now();
+        assert_eq!(list_only(lister).await, files);
+        measured.alone = measured.alone.min(start.elapsed());
+
+        let queue = open(connection, &format!("bench-{files}-{round}").parse().unwrap()).await;
+        // Makes the high-water mark what it is now.
+        fs::write("/proc/self/clear_refs", "5").unwrap();
+        let before = memory("VmRSS:");
+        let start = Instant::now();
+        let total = list_into(&queue, lister, Listing::UpTo(String::new()), |_| ()).await.unwrap();
+        measured.queued = measured.queued.min(start.elapsed());
+        measured.growth = measured.growth.max(memory("VmHWM:").saturating_sub(before));
+        assert_eq!(total, files);
+    }
+    measured
+}
+
+async fn list_only(lister: &Lister) -> u64 {
+    let (mut files, mut after) = (0, String::new());
+    loop {
+        let page = lister.page(&after).await.unwrap();
+        files += page.files.len() as u64;
+        match page.next {
+            Some(next) => after = next,
+            None => return files,
+        }
+    }
+}
+
+async fn open(connection: &Connection, run: &RunId) -> RunQueue {
+    match RunQueue::open(connection, run, "uid", "spec").await.unwrap() {
+        Opened::Created(queue) => queue,
+        _ => panic!("{run} is not new"),
+    }
+}
+
+async fn lister(url: &str, bucket: &str) -> Lister {
+    let bucket = Bucket {
+        name: bucket.to_owned(),
+        endpoint: Some(storage::parse_endpoint(url).unwrap()),
+        region: None,
+        path_style: true,
+        skip_tls_verify: false,
+        keys: Some(Keys { id: ACCESS_KEY.to_owned().into(), secret: SECRET_KEY.to_owned().into() }),
+        timeout: Duration::from_secs(20),
+        max_attempts: 1,
+        etag_is_md5: true,
+        addresses: None,
+    };
+    // As users write it: one glob that lets everything through.
+    Lister::new(&bucket, "", Selection::new("", &["**/*.jpg".to_owned()], &[]).unwrap()).await
+}
+
+/// A line of /proc/self/status, in bytes.
+fn memory(line: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let value = status.lines().find_map(|found| found.strip_prefix(line)).unwrap();
+    value.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+fn key(number: u64) -> String {
+    format!("camera-7/2026/11/16/frame-{number:09}.jpg")
+}
+
+/// Set in the process that is the server: its memory and its time are not ours.
+const SERVE: &str = "SERVE_LISTINGS";
+
+struct Server {
+    url: String,
+    process: Child,
+}
+
+impl Server {
+    fn start() -> Self {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(std::env::current_exe().unwrap()).env(SERVE, "1");
+        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut url = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut url).unwrap();
+        Self { url: url.trim().to_owned(), process }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Lists as many keys as the bucket's name says.
+async fn serve() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    println!("http://{}", listener.local_addr().unwrap());
+    while let Ok((stream, _)) = listener.accept().await {
+        stream.set_nodelay(true).unwrap();
+        tokio::spawn(async move {
+            let service = hyper::service::service_fn(|request: Request<Incoming>| async move {
+                let page = page(request.uri().path(), request.uri().query().unwrap_or_default());
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(page))))
+            });
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+fn page(path: &str, query: &str) -> String {
+    let files: u64 = path.trim_matches('/').parse().unwrap();
+    let after = query.split('&').find_map(|pair| pair.strip_prefix("start-after="));
+    // `…frame-000000123.jpg`: the number is where its digits are, whatever is escaped before it.
+    let first = after.filter(|after| !after.is_empty()).map_or(0, |after| {
+        let digits = after.trim_end_matches(".jpg");
+        digits[digits.len() - 9..].parse::<u64>().unwrap() + 1
+    });
+    let last = files.min(first + 1_000);
+    let mut text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult \
+         xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Name>{files}</Name><Prefix></Prefix>\
+         <MaxKeys>1000</MaxKeys><EncodingType>url</EncodingType><KeyCount>{}</KeyCount>\
+         <IsTruncated>{}</IsTruncated>",
+        last - first,
+        last < files
+    );
+    for number in first..last {
+        write!(
+            text,
+            "<Contents><Key>{}</Key><LastModified>2026-11-16T08:00:00.000Z</LastModified>\
+             <ETag>&quot;{number:032x}&quot;</ETag><Size>183204</Size><StorageClass>STANDARD</StorageClass></Contents>",
+            key(number)
+        )
+        .unwrap();
+    }
+    text + "</ListBucketResult>"
+}

@@ -1,0 +1,202 @@
+//! Listing into the queue: every file of the bucket once, whoever crashes, competes or fails on the way.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crds::run_id::RunId;
+use futures::{StreamExt, stream};
+use operator::listing::{ListingError, list_into};
+use queue::{File, Listing, Opened, RunQueue};
+use redis::streams::StreamRangeReply;
+use storage::{Bucket, Keys, Lister, Selection, StorageError};
+use testbed::{Fault, FaultyS3, Rule};
+use tests::s3::{ACCESS_KEY, SECRET_KEY, TestS3, escape};
+use tests::valkey::{Flavor, TestServer};
+
+const BUCKET: &str = "videos";
+/// Three pages, the last of which is not full.
+const FILES: usize = 2_345;
+
+struct Bench {
+    valkey: TestServer,
+    s3: TestS3,
+    queue: RunQueue,
+}
+
+impl Bench {
+    async fn start(files: usize) -> Self {
+        let valkey = TestServer::start(Flavor::Valkey).await;
+        let s3 = TestS3::start(BUCKET).await;
+        let puts = (0..files).map(|number| {
+            let s3 = &s3;
+            async move { s3.client.put(BUCKET, &escape(&key(number)), vec![b'x'; number % 7]).await.unwrap() }
+        });
+        stream::iter(puts).buffer_unordered(8).collect::<()>().await;
+        let run = RunId::derive("team-a", "monday").unwrap();
+        let queue = match RunQueue::open(&valkey.connect(), &run, "uid-1", "spec-1").await.unwrap() {
+            Opened::Created(queue) => queue,
+            _ => panic!("a new server has no queue"),
+        };
+        Self { valkey, s3, queue }
+    }
+
+    async fn lister(&self, url: &str) -> Lister {
+        let bucket = Bucket {
+            name: BUCKET.to_owned(),
+            endpoint: Some(storage::parse_endpoint(url).unwrap()),
+            region: None,
+            path_style: true,
+            skip_tls_verify: false,
+            keys: Some(Keys { id: ACCESS_KEY.to_owned().into(), secret: SECRET_KEY.to_owned().into() }),
+            timeout: Duration::from_secs(20),
+            max_attempts: 1,
+            etag_is_md5: true,
+            addresses: None,
+        };
+        Lister::new(&bucket, "", Selection::new("", &[], &["**/*.tmp".to_owned()]).unwrap()).await
+    }
+
+    async fn listed(&self) -> Listing {
+        self.queue.stats().await.unwrap().listing
+    }
+
+    /// Lists from where the queue says.
+    async fn list(&self, lister: &Lister) -> Result<u64, ListingError> {
+        list_into(&self.queue, lister, self.listed().await, |_| ()).await
+    }
+
+    /// How often each key is in the queue.
+    async fn queued(&self) -> BTreeMap<String, usize> {
+        let mut command = redis::cmd("XRANGE");
+        let reply = self.valkey.raw(command.arg(&self.queue.keys().work).arg("-").arg("+")).await;
+        let entries: StreamRangeReply = redis::from_redis_value(reply).unwrap();
+        let mut keys = BTreeMap::new();
+        for entry in entries.ids {
+            *keys.entry(entry.get::<String>("file").unwrap()).or_default() += 1;
+        }
+        keys
+    }
+
+    async fn assert_every_file_once(&self) {
+        let stats = self.queue.stats().await.unwrap();
+        assert_eq!(
+            (stats.listing, stats.total, stats.queued),
+            (Listing::Complete, FILES as u64, FILES as u64)
+        );
+        let expected: BTreeMap<String, usize> = (0..FILES).map(|number| (key(number), 1)).collect();
+        assert!(self.queued().await == expected, "a file is missing or there twice");
+    }
+}
+
+fn key(number: usize) -> String {
+    format!("camera {}/+frame%{number:05}.jpg", number % 3)
+}
+
+#[tokio::test]
+async fn every_file_is_queued_as_it_is_listed_and_progress_is_told() {
+    let bench = Bench::start(FILES).await;
+    bench.s3.client.put(BUCKET, "left.tmp", "x").await.unwrap();
+    bench.s3.client.put(BUCKET, "out/left.tmp", "x").await.unwrap();
+    let lister = bench.lister(&bench.s3.url).await;
+    let told = RefCell::new(Vec::new());
+    let progress = |total| told.borrow_mut().push(total);
+    let total = list_into(&bench.queue, &lister, bench.listed().await, progress).await.unwrap();
+    assert_eq!((total, told.into_inner()), (FILES as u64, vec![1_000, 2_000, FILES as u64]));
+    bench.assert_every_file_once().await;
+    // What a worker gets is what was listed.
+    let user = queue::Worker::new(
+        bench.valkey.server(),
+        &bench.queue.keys().work,
+        &bench.queue.keys().group,
+        "pod-1".to_owned(),
+    );
+    let mut worker = user;
+    let File { key: first, size, etag } = worker.claim(Duration::from_secs(1)).await.unwrap().unwrap().file;
+    assert_eq!((first, size), (key(0), 0));
+    assert_eq!(etag, "\"d41d8cd98f00b204e9800998ecf8427e\"");
+    // Again: there is nothing left to do.
+    assert_eq!(bench.list(&lister).await.unwrap(), FILES as u64);
+}
+
+#[tokio::test]
+async fn an_empty_bucket_is_listed_to_its_end() {
+    let bench = Bench::start(0).await;
+    let lister = bench.lister(&bench.s3.url).await;
+    assert_eq!(bench.list(&lister).await.unwrap(), 0);
+    assert_eq!(bench.listed().await, Listing::Complete);
+}
+
+/// The process dies as soon as a page is in the queue, and another one goes on: after every page.
+#[tokio::test]
+async fn a_crash_at_any_page_is_resumed() {
+    let bench = Bench::start(FILES).await;
+    let lister = bench.lister(&bench.s3.url).await;
+    for expected in [1_000, 2_000, FILES as u64] {
+        let (crash, crashed) = tokio::sync::oneshot::channel();
+        let crash = RefCell::new(Some(crash));
+        let progress = |_| crash.borrow_mut().take().into_iter().for_each(|crash| crash.send(()).unwrap());
+        let from = bench.listed().await;
+        tokio::select! {
+            biased;
+            _ = crashed => {}
+            listed = list_into(&bench.queue, &lister, from, progress) => {
+                assert_eq!(listed.unwrap(), expected);
+            }
+        }
+        let total = bench.queue.stats().await.unwrap().total;
+        // What was in flight at the crash may have arrived, and only whole.
+        assert!(total >= expected && (total % 1_000 == 0 || total == FILES as u64), "{total}");
+    }
+    bench.list(&lister).await.unwrap();
+    bench.assert_every_file_once().await;
+}
+
+#[tokio::test]
+async fn two_listings_at_once_add_every_file_once() {
+    let bench = Bench::start(FILES).await;
+    let (one, other) = (bench.lister(&bench.s3.url).await, bench.lister(&bench.s3.url).await);
+    let (one, other) = tokio::join!(bench.list(&one), bench.list(&other));
+    assert_eq!((one.unwrap(), other.unwrap()), (FILES as u64, FILES as u64));
+    bench.assert_every_file_once().await;
+}
+
+#[tokio::test]
+async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
+    let bench = Bench::start(FILES).await;
+    let lister = bench.lister(&bench.s3.url).await;
+    let first = lister.page("").await.unwrap();
+    let file = |file: storage::ListedFile| File { key: file.key, size: file.size, etag: file.etag };
+    let files = first.files.into_iter().map(file).collect();
+    let page = queue::Page { after: String::new(), next: first.next, files };
+    bench.queue.enqueue(&page).await.unwrap();
+    // As if the queue had been asked before the other one added its page.
+    let total = list_into(&bench.queue, &lister, Listing::UpTo(String::new()), |_| ()).await.unwrap();
+    assert_eq!(total, FILES as u64);
+    bench.assert_every_file_once().await;
+}
+
+#[tokio::test]
+async fn a_failure_in_the_middle_keeps_what_was_listed_and_is_resumed() {
+    let bench = Bench::start(FILES).await;
+    let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
+    let lister = bench.lister(&proxy.url).await;
+    proxy.inject(Rule::every(Fault::InternalError, "start-after"));
+    let error = bench.list(&lister).await.unwrap_err();
+    let ListingError::List { after, source } = error else { panic!("{error:?}") };
+    assert!(matches!(source, StorageError::Unreachable(_)), "{source:?}");
+    let stats = bench.queue.stats().await.unwrap();
+    assert_eq!((stats.total, stats.listing), (1_000, Listing::UpTo(after)), "the page before is not lost");
+    bench.list(&bench.lister(&bench.s3.url).await).await.unwrap();
+    bench.assert_every_file_once().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_is_away_stops_the_listing_and_loses_nothing() {
+    let mut bench = Bench::start(FILES).await;
+    let lister = bench.lister(&bench.s3.url).await;
+    let from = bench.listed().await;
+    bench.valkey.kill();
+    let error = list_into(&bench.queue, &lister, from, |_| ()).await.unwrap_err();
+    assert!(matches!(error, ListingError::Enqueue(queue::Error::Unavailable { .. })), "{error:?}");
+}
