@@ -32,6 +32,7 @@ test-cluster: packages ## the suites that need a real Kubernetes (part of `make 
 	trap 'cargo run --quiet --locked -p testbed -- down' EXIT
 	cargo test --workspace --locked --test cluster -- --ignored
 	cargo test --workspace --locked --test api -- --ignored
+	cargo test --workspace --locked --test operator -- --ignored
 	cargo test --workspace --locked --test down -- --ignored --nocapture
 
 .PHONY: test-fast
