@@ -149,19 +149,21 @@ async fn somebody_who_writes_a_label_changes_nothing() {
     assert!(!*leader.lost().borrow());
 }
 
+async fn assert_lost_by(change: impl FnOnce(&mut Option<Lease>)) {
+    let (api, first, ..) = in_memory();
+    let leader = leads(&first, SOON).await;
+    api.change(change);
+    let mut lost = leader.lost();
+    timeout(first.renew + SOON, lost.wait_for(|lost| *lost)).await.unwrap().unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_taken_or_deleted_is_lost() {
-    let other = |lease: &mut Option<Lease>| {
+    assert_lost_by(|lease| *lease = None).await;
+    assert_lost_by(|lease| {
         lease.as_mut().unwrap().spec.as_mut().unwrap().holder_identity = Some("third".to_owned());
-    };
-    let changes: [&dyn Fn(&mut Option<Lease>); 2] = [&other, &|lease| *lease = None];
-    for change in changes {
-        let (api, first, ..) = in_memory();
-        let leader = leads(&first, SOON).await;
-        api.change(change);
-        let mut lost = leader.lost();
-        timeout(first.renew + SOON, lost.wait_for(|lost| *lost)).await.unwrap().unwrap();
-    }
+    })
+    .await;
 }
 
 /// The same on a real API server, with shorter times.

@@ -105,13 +105,12 @@ async fn every_file_is_queued_as_it_is_listed_and_progress_is_told() {
     assert_eq!((total, told.into_inner()), (FILES as u64, vec![1_000, 2_000, FILES as u64]));
     bench.assert_every_file_once().await;
     // What a worker gets is what was listed.
-    let user = queue::Worker::new(
+    let mut worker = queue::Worker::new(
         bench.valkey.server(),
         &bench.queue.keys().work,
         &bench.queue.keys().group,
         "pod-1".to_owned(),
     );
-    let mut worker = user;
     let File { key: first, size, etag } = worker.claim(Duration::from_secs(1)).await.unwrap().unwrap().file;
     assert_eq!((first, size), (key(0), 0));
     assert_eq!(etag, "\"d41d8cd98f00b204e9800998ecf8427e\"");
