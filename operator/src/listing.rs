@@ -50,7 +50,8 @@ pub async fn list_into(
                 None => None,
             })
         };
-        let (added, next_page) = tokio::try_join!(add, look_ahead)?;
+        // The request first: the service works on it while the page is written to Valkey.
+        let (next_page, added) = tokio::try_join!(biased; look_ahead, add)?;
         from = match added {
             Enqueued::Added { total } => {
                 progress(total);
