@@ -26,7 +26,7 @@ pub(crate) use check::{Bound, compile_regex, compile_schema};
 pub(crate) use field::FieldPath;
 pub use set::PolicySet;
 
-use crate::rules::{Context as RuleContext, Validate, Violation};
+use crate::rules::{Context as RuleContext, Rule, Validate, Violation};
 use crate::v1alpha1::{
     PipelinePolicy, PipelinePolicySpec, PolicyAction, PolicyDefault, PolicyRule, PolicyTarget,
 };
@@ -125,6 +125,25 @@ impl Policy {
             rules: if usable { rules.iter().filter_map(CompiledRule::compile).collect() } else { Vec::new() },
             defaults: if usable { defaults.iter().filter_map(path).collect() } else { Vec::new() },
             problems,
+        }
+    }
+
+    /// A stored policy that does not even have the form of one: it is not known what it selects, so it denies everything.
+    pub fn unreadable(name: &str, why: &str) -> Self {
+        let problem = Violation {
+            field: "spec".to_owned(),
+            rule: Rule::WrongType,
+            message: format!("it cannot be read ({})", one_line(why)),
+            fix: "correct it".to_owned(),
+        };
+        Self {
+            name: name.to_owned(),
+            targets: vec![PolicyTarget::Pipeline, PolicyTarget::PipelineRun],
+            action: PolicyAction::Deny,
+            selector: None,
+            rules: Vec::new(),
+            defaults: Vec::new(),
+            problems: vec![problem],
         }
     }
 

@@ -1,0 +1,2 @@
+//! The cli.
+fn main() {}
