@@ -1,2 +1,7 @@
-//! The cli.
-fn main() {}
+//! `openfilter`: see the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(cli::run(std::env::args_os(), &mut std::io::stdout().lock()))
+}
