@@ -6,9 +6,9 @@
 pub mod admit;
 pub mod args;
 pub mod health;
+mod live;
 pub mod metrics;
 pub mod review;
-mod secrets;
 pub mod server;
 mod status;
 pub mod tls;
@@ -27,8 +27,8 @@ use tracing_subscriber::EnvFilter;
 use admit::Admission;
 use args::Args;
 use health::Health;
+use live::Cluster;
 use metrics::Metrics;
-use secrets::ClusterSecrets;
 use server::Server;
 use tls::Certificates;
 use tls::managed::{Managed, service_names};
@@ -90,8 +90,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     watches.start(compiled);
     tokio::spawn(status::write(client.clone(), policies));
 
-    let admission =
-        Admission::new(world, Arc::new(ClusterSecrets(client)), args.settings(), Arc::clone(&metrics));
+    let admission = Admission::new(world, Arc::new(Cluster(client)), args.settings(), Arc::clone(&metrics));
     let router = server::router(admission, metrics, args.limits(), health);
     let tls = certificates.server_config().map_err(Error::Tls)?;
     let mut server = Server::start(listen(args.listen)?, Some(tls), router).map_err(Error::Serve)?;

@@ -142,7 +142,7 @@ async fn review(shared: &Shared, step: Step, kind: Kind, body: Body) -> (Respons
     let (uid, title, operation, dry_run) =
         (request.uid.clone(), request.title(), request.operation, request.dry_run);
     let answer = match step {
-        Step::Mutate => shared.admission.mutate(&request),
+        Step::Mutate => shared.admission.mutate(&request).await,
         Step::Validate => shared.admission.validate(request).await,
     };
     let outcome = outcome(&answer);

@@ -88,13 +88,9 @@ impl World {
         Arc::clone(&self.read().policies)
     }
 
-    /// The namespace; one that is not known yet has no labels.
-    pub fn namespace(&self, name: &str) -> Arc<KnownNamespace> {
-        self.read()
-            .namespaces
-            .get(name)
-            .map(Arc::clone)
-            .unwrap_or_else(|| Arc::new(KnownNamespace::unknown(name)))
+    /// A namespace; `None` if no watch has brought it yet.
+    pub fn namespace(&self, name: &str) -> Option<Arc<KnownNamespace>> {
+        self.read().namespaces.get(name).map(Arc::clone)
     }
 
     /// Another run that has this runId, if there is one. On a real create the id is reserved for the asker, so that of
@@ -195,10 +191,6 @@ impl KnownNamespace {
             "metadata": { "name": name, "labels": labels, "annotations": annotations }
         });
         Self { labels, json }
-    }
-
-    fn unknown(name: &str) -> Self {
-        Self::new(name, BTreeMap::new(), BTreeMap::new())
     }
 }
 

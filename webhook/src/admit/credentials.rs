@@ -1,50 +1,34 @@
 //! The credentials Secret of a bucket: present and well-formed. Secrets are asked for one at a time and never kept: a
 //! webhook that watched them would hold every password of the cluster.
 
-use std::collections::BTreeSet;
-use std::future::Future;
-use std::pin::Pin;
-
 use crds::v1alpha1::{Bucket, Pipeline};
 use serde_json::Value;
 
+use super::live::Live;
 use crate::review::{Answer, Request};
 
 /// What a bucket's Secret must hold.
 const KEYS: [&str; 2] = ["accessKeyId", "secretAccessKey"];
 
-/// The keys of a Secret that hold something; its values are of no interest here.
-pub type SecretKeys = BTreeSet<String>;
-
-/// A way to look at one Secret.
-pub trait Secrets: Send + Sync {
-    /// Its keys; `None` if there is no such Secret.
-    fn keys<'a>(
-        &'a self,
-        namespace: &'a str,
-        name: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Result<Option<SecretKeys>, String>> + Send + 'a>>;
-}
-
 /// Checks every Secret that a Pipeline names. On a dry run what is missing is a warning: an engine dry-runs a whole
 /// commit before it applies any of it, and the Secret may be in it. On the real apply Secrets come first.
-pub(super) async fn check(secrets: &dyn Secrets, request: &Request, answer: &mut Answer) {
+pub(super) async fn check(live: &dyn Live, request: &Request, answer: &mut Answer) {
     let Ok(pipeline) = serde_json::from_value::<Pipeline>(request.object.clone()) else { return };
     let source = ("spec.source.bucket", &pipeline.spec.source.bucket);
     let sink = pipeline.spec.sink.as_ref().map(|sink| ("spec.sink.bucket", &sink.bucket));
     for (at, bucket) in [Some(source), sink].into_iter().flatten() {
         // What was stored with a Secret that is gone now can still be changed elsewhere.
         if is_new(&request.old_object, at, bucket) {
-            check_one(secrets, request, at, bucket, answer).await;
+            check_one(live, request, at, bucket, answer).await;
         }
     }
 }
 
-async fn check_one(secrets: &dyn Secrets, request: &Request, at: &str, bucket: &Bucket, answer: &mut Answer) {
+async fn check_one(live: &dyn Live, request: &Request, at: &str, bucket: &Bucket, answer: &mut Answer) {
     let Some(reference) = &bucket.credentials_secret else { return };
     let namespace = reference.namespace.as_deref().unwrap_or(&request.namespace);
     let title = format!("{at}.credentialsSecret: Secret \"{namespace}/{}\"", reference.name);
-    let problem = match secrets.keys(namespace, &reference.name).await {
+    let problem = match live.secret_keys(namespace, &reference.name).await {
         Ok(Some(keys)) => {
             let missing: Vec<&str> = KEYS.into_iter().filter(|key| !keys.contains(*key)).collect();
             if missing.is_empty() {

@@ -4,20 +4,22 @@
 mod credentials;
 mod delete;
 mod evaluate;
+mod live;
 mod mutate;
 mod validate;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 
-pub use credentials::{SecretKeys, Secrets};
 pub use evaluate::Evaluator;
+pub use live::{Live, Lookup, SecretKeys};
 
 use crate::metrics::Metrics;
 use crate::review::{Answer, Operation, Request};
-use crate::world::World;
+use crate::world::{KnownNamespace, World};
 
 /// What an administrator decides.
 #[derive(Clone, Debug)]
@@ -46,27 +48,41 @@ impl Default for Settings {
 /// Answers requests.
 pub struct Admission {
     world: Arc<World>,
-    secrets: Arc<dyn Secrets>,
+    live: Arc<dyn Live>,
     settings: Settings,
     evaluator: Evaluator,
     metrics: Arc<Metrics>,
 }
 
 impl Admission {
-    /// With what is known of the cluster, and a way to look at Secrets.
-    pub fn new(
-        world: Arc<World>,
-        secrets: Arc<dyn Secrets>,
-        settings: Settings,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+    /// With what is known of the cluster, and a way to ask for more.
+    pub fn new(world: Arc<World>, live: Arc<dyn Live>, settings: Settings, metrics: Arc<Metrics>) -> Self {
         let evaluator = Evaluator::new(settings.evaluations, settings.policy_timeout);
-        Self { world, secrets, settings, evaluator, metrics }
+        Self { world, live, settings, evaluator, metrics }
     }
 
     /// What is filled in.
-    pub fn mutate(&self, request: &Request) -> Answer {
-        mutate::mutate(&self.world, request)
+    pub async fn mutate(&self, request: &Request) -> Answer {
+        match self.namespace(&request.namespace).await {
+            Ok(namespace) => mutate::mutate(&self.world.policies(), &namespace, request),
+            Err(problem) => Answer::deny(problem),
+        }
+    }
+
+    /// The namespace of a request. One that the watch has not brought yet is asked for: without its labels the policies
+    /// that select it would not hold for what is created in its first moments.
+    async fn namespace(&self, name: &str) -> Result<Arc<KnownNamespace>, String> {
+        if let Some(known) = self.world.namespace(name) {
+            return Ok(known);
+        }
+        let missing = || KnownNamespace::new(name, BTreeMap::new(), BTreeMap::new());
+        if name.is_empty() {
+            return Ok(Arc::new(missing()));
+        }
+        match self.live.namespace(name).await {
+            Ok(found) => Ok(Arc::new(found.unwrap_or_else(missing))),
+            Err(error) => Err(format!("the namespace {name:?} could not be looked at ({error}); try again")),
+        }
     }
 
     /// Whether the object is admitted.

@@ -1,16 +1,17 @@
 //! Defaults: those of the API, as its schema has them, and those of policies. Deterministic, and doing it twice changes
 //! nothing, so that it never shows up as drift.
 
+use crds::policy::PolicySet;
 use crds::rules::{self, Kind};
 use crds::v1alpha1::PolicyTarget;
 use serde_json::Value;
 
 use super::validate::is_being_deleted;
 use crate::review::{Answer, Operation, Request};
-use crate::world::World;
+use crate::world::KnownNamespace;
 
-pub(super) fn mutate(world: &World, request: &Request) -> Answer {
-    let Request { kind, operation, namespace, object, old_object, .. } = request;
+pub(super) fn mutate(policies: &PolicySet, namespace: &KnownNamespace, request: &Request) -> Answer {
+    let Request { kind, operation, object, old_object, .. } = request;
     let changes = matches!(operation, Operation::Create | Operation::Update);
     // What is on its way out is left alone: a finalizer must be removable whatever else is wrong.
     if !changes || !object.is_object() || is_being_deleted(object) {
@@ -18,10 +19,9 @@ pub(super) fn mutate(world: &World, request: &Request) -> Answer {
     }
     let mut defaulted = rules::default(*kind, object);
     if let Some(target) = target(*kind) {
-        let namespace = world.namespace(namespace);
         // A stored run is immutable; a Pipeline may gain a field with any change.
         let stored = (*operation == Operation::Update && *kind == Kind::PipelineRun).then_some(old_object);
-        world.policies().fill_in(target, &namespace.labels, &mut defaulted, stored);
+        policies.fill_in(target, &namespace.labels, &mut defaulted, stored);
     }
     let patch = json_patch::diff(&written(object), &written(&defaulted));
     Answer { patch: Some(patch), ..Answer::allow() }

@@ -1,5 +1,6 @@
 //! Whether an object is admitted: the shared rules, what needs other objects, and the policies.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crds::policy::Finding;
@@ -60,7 +61,7 @@ impl Admission {
     }
 
     fn check(&self, request: &Request, pipeline: Option<&KnownPipeline>) -> Option<Vec<Violation>> {
-        let grants: Vec<ReferenceGrant> = self.world.read().grants.values().cloned().collect();
+        let grants = self.grants_for(&request.object);
         let old_run: Option<PipelineRun> = match (request.kind, request.operation) {
             (Kind::PipelineRun, Operation::Update) => serde_json::from_value(request.old_object.clone()).ok(),
             _ => None,
@@ -77,11 +78,26 @@ impl Admission {
         rules::check(&named(request), &context)
     }
 
+    /// The grants that could matter: a cluster may have thousands, in other namespaces.
+    fn grants_for(&self, object: &Value) -> Vec<ReferenceGrant> {
+        let fields = [
+            "/spec/pipelineRef",
+            "/spec/source/bucket/credentialsSecret",
+            "/spec/sink/bucket/credentialsSecret",
+        ];
+        let namespaces: BTreeSet<&str> =
+            fields.iter().filter_map(|field| object.pointer(field)?.get("namespace")?.as_str()).collect();
+        let index = self.world.read();
+        let in_question =
+            index.grants.iter().filter(|((namespace, _), _)| namespaces.contains(namespace.as_str()));
+        in_question.map(|(_, grant)| grant.clone()).collect()
+    }
+
     /// What only other objects can say.
     async fn surroundings(&self, request: &Request, pipeline: Option<&KnownPipeline>, answer: &mut Answer) {
         match request.kind {
             Kind::Pipeline => {
-                credentials::check(&*self.secrets, request, answer).await;
+                credentials::check(&*self.live, request, answer).await;
             }
             Kind::PipelineRun => self.run(request, pipeline, answer),
             Kind::ReferenceGrant => {
@@ -119,8 +135,11 @@ impl Admission {
 
     async fn policies(&self, request: Request, pipeline: Option<Arc<KnownPipeline>>, answer: &mut Answer) {
         let Some(target) = target(request.kind) else { return };
-        let namespace = self.world.namespace(&request.namespace);
         let policies = self.world.policies();
+        let namespace = match self.namespace(&request.namespace).await {
+            Ok(namespace) => namespace,
+            Err(problem) => return answer.reasons.push(problem),
+        };
         let question = Question { target, request, namespace, pipeline, policies };
         for finding in self.evaluator.judge(question, &self.metrics).await {
             let Finding { policy, rule, action, .. } = &finding;
