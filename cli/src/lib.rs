@@ -4,6 +4,7 @@
 pub mod args;
 mod document;
 mod report;
+mod source;
 mod validate;
 
 use std::ffi::OsString;

@@ -162,6 +162,14 @@ fn a_policy_that_cannot_be_used_denies_what_it_selects_even_if_it_only_warns() {
 }
 
 #[test]
+fn a_stored_policy_that_cannot_be_read_denies_everything_because_nobody_knows_what_it_selects() {
+    let unreadable = Policy::unreadable("p", "invalid type");
+    assert!(unreadable.selects(PolicyTarget::Pipeline, &BTreeMap::new()));
+    let found = findings([unreadable], &run());
+    assert!(found.len() == 1 && found[0].message.contains("cannot be read"), "{found:?}");
+}
+
+#[test]
 fn past_the_deadline_what_is_not_evaluated_denies() {
     let subject = Subject {
         target: PolicyTarget::PipelineRun,
