@@ -32,6 +32,7 @@ test-cluster: packages ## the suites that need a real Kubernetes (part of `make 
 	trap 'cargo run --quiet --locked -p testbed -- down' EXIT
 	cargo test --workspace --locked --test cluster -- --ignored
 	cargo test --workspace --locked --test api -- --ignored
+	cargo test --workspace --locked --test webhook -- --ignored --test-threads 1
 	cargo test --workspace --locked --test down -- --ignored --nocapture
 
 .PHONY: test-fast
@@ -63,6 +64,11 @@ gen: ## regenerate what is generated from the code: CRDs, docs/rules.md
 .PHONY: bench
 bench: packages ## measure, and compare with what is possible
 	cargo bench --locked -p tests --bench queue
+	cargo bench --locked -p tests --bench webhook
+
+.PHONY: fuzz
+fuzz: packages ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), about 15 minutes
+	REVIEWS=$(or $(REVIEWS),1000000) cargo test --release --locked -p tests --test webhook -- mutated_reviews --nocapture
 
 .PHONY: cluster-up
 cluster-up: packages ## start a real Kubernetes on this machine: NODES=n real nodes (1), KWOK=n fake ones (0)
