@@ -120,8 +120,10 @@ impl Watches {
         self.follow("policies", api, move |world, change| {
             let compile = |object: DynamicObject| {
                 let policy = compile(&object);
-                // Nobody listens where no status is written; that is fine.
-                let _ = typed(object).map(|policy| compiled.send(policy));
+                if let Some(policy) = typed(object) {
+                    // Nobody listens where no status is written; that is fine.
+                    let _ = compiled.send(policy);
+                }
                 policy
             };
             match change {

@@ -243,7 +243,7 @@ impl Rewriter {
         if let Some(IdedExpr { expr: Expr::Literal(LiteralValue::String(pattern)), .. }) = args.last()
             && literal_pattern
         {
-            super::compile_regex(pattern.inner())?;
+            meter::regex(pattern.inner())?;
         }
         let pairs = QUADRATIC.contains(&full.as_str());
         let wrap = |expression: IdedExpr| {

@@ -5,18 +5,16 @@
 //! An allowance belongs to the thread that evaluates: the interpreter is synchronous, and its functions have no other
 //! way to know for whom they work.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use kube_cel::KubeCelExt;
 use kube_cel::cel::extractors::{Arguments, This};
 use kube_cel::cel::objects::Value;
 use kube_cel::cel::{Context, ExecutionError};
-use regex::{Regex, RegexBuilder};
-
-use super::REGEX_BYTES_MAX;
+use regex::Regex;
 
 /// Turns of loops of one evaluation. A policy over 32 filters with 256 variables each needs 8,192.
 const TURNS_MAX: u32 = 50_000;
@@ -30,7 +28,7 @@ const PAIRED_MAX: usize = 1_000;
 /// Digits of a number in `format`; more than a double has.
 const PRECISION_DIGITS: usize = 2;
 
-/// Regular expressions that one thread keeps. Patterns are literals almost always, and policies have few.
+/// Regular expressions that are kept. Patterns are literals almost always, and policies have few.
 const REGEXES_KEPT: usize = 256;
 
 /// Called before each turn of a loop, with the loop's own condition.
@@ -84,7 +82,6 @@ pub(super) const QUADRATIC: &[&str] = &["distinct", "sets.contains", "sets.equiv
 
 thread_local! {
     static ALLOWANCE: Cell<Allowance> = const { Cell::new(Allowance { turns: 0, built: 0, until: None, spent: false }) };
-    static REGEXES: RefCell<HashMap<String, Regex>> = RefCell::default();
 }
 
 #[derive(Clone, Copy)]
@@ -194,24 +191,26 @@ fn measure(value: &Value, most: usize) -> Option<usize> {
     }
 }
 
-/// A compiled regular expression, kept for the next evaluation of this thread: compiling takes far longer than matching.
+/// A compiled regular expression, kept for the next evaluation: compiling takes far longer than matching.
+pub(super) fn regex(pattern: &str) -> Result<Regex, String> {
+    static KEPT: LazyLock<RwLock<HashMap<String, Regex>>> = LazyLock::new(RwLock::default);
+    let found = KEPT.read().unwrap_or_else(PoisonError::into_inner).get(pattern).cloned();
+    if let Some(regex) = found {
+        return Ok(regex);
+    }
+    let regex = super::compile_regex(pattern)?;
+    let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
+    // Patterns that are put together from objects could fill it.
+    if kept.len() >= REGEXES_KEPT {
+        kept.clear();
+    }
+    kept.insert(pattern.to_owned(), regex.clone());
+    Ok(regex)
+}
+
 fn with_regex<T>(name: &str, pattern: &str, use_it: impl FnOnce(&Regex) -> T) -> Result<T, ExecutionError> {
-    REGEXES.with_borrow_mut(|kept| {
-        if let Some(regex) = kept.get(pattern) {
-            return Ok(use_it(regex));
-        }
-        let regex = RegexBuilder::new(pattern)
-            .size_limit(REGEX_BYTES_MAX)
-            .build()
-            .map_err(|error| ExecutionError::function_error(name, super::one_line(&error.to_string())))?;
-        // Patterns that are put together from the object could fill it.
-        if kept.len() >= REGEXES_KEPT {
-            kept.clear();
-        }
-        let used = use_it(&regex);
-        kept.insert(pattern.to_owned(), regex);
-        Ok(used)
-    })
+    let regex = regex(pattern).map_err(|error| ExecutionError::function_error(name, error))?;
+    Ok(use_it(&regex))
 }
 
 fn matches(This(text): This<Arc<String>>, pattern: Arc<String>) -> Result<Value, ExecutionError> {
