@@ -189,8 +189,8 @@ fn program() -> PathBuf {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let text = String::from_utf8(built.stdout).unwrap();
     let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let programs = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
-    programs.filter(|path| path.ends_with("webhook")).last().expect("cargo names the program")
+    let mut programs = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    programs.rfind(|path| path.ends_with("webhook")).expect("cargo names the program")
 }
 
 async fn http_get(address: &str, path: &str) -> Option<String> {

@@ -33,12 +33,15 @@ use webhook::tls::Certificates;
 use webhook::tls::issue::Material;
 use webhook::world::{KnownNamespace, KnownPipeline, World};
 
+/// Answers to lookups: what is there, or the weather.
+type Answers<K, V> = Mutex<HashMap<K, Result<V, String>>>;
+
 /// What a test put there for the webhook to ask for.
 #[derive(Default)]
 pub struct Known {
-    pub secrets: Mutex<HashMap<(String, String), Result<Vec<&'static str>, String>>>,
+    pub secrets: Answers<(String, String), Vec<&'static str>>,
     /// Namespaces that no watch has brought.
-    pub namespaces: Mutex<HashMap<String, Result<BTreeMap<String, String>, String>>>,
+    pub namespaces: Answers<String, BTreeMap<String, String>>,
 }
 
 impl Live for Known {
