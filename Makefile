@@ -4,10 +4,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .ONESHELL:
 
-# Slow things are built once per machine, outside the checkout. Cargo itself tells apart what checkouts and compilers
-# built; other caches are keyed by version.
+# Slow things are built once per machine, outside the checkout. Cargo does not tell apart two checkouts that share a
+# target folder, so each has its own; other caches are keyed by version.
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/openfilter-pipelines
-export CARGO_TARGET_DIR ?= $(CACHE)/target
+CHECKOUT := $(shell pwd -P | sha256sum | cut -c1-12)
+export CARGO_TARGET_DIR ?= $(CACHE)/target-$(CHECKOUT)
 
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
@@ -32,6 +33,7 @@ test-cluster: packages ## the suites that need a real Kubernetes (part of `make 
 	trap 'cargo run --quiet --locked -p testbed -- down' EXIT
 	cargo test --workspace --locked --test cluster -- --ignored
 	cargo test --workspace --locked --test api -- --ignored
+	cargo test --workspace --locked --test run -- --ignored --test-threads 4
 	cargo test --workspace --locked --test operator -- --ignored
 	cargo test --workspace --locked --test down -- --ignored --nocapture
 
@@ -63,7 +65,14 @@ gen: ## regenerate what is generated from the code: CRDs, docs/rules.md, docs/me
 
 .PHONY: bench
 bench: packages ## measure, and compare with what is possible
-	cargo bench --locked -p tests --bench queue --bench listing
+	cargo bench --workspace --locked --bench queue --bench listing --bench webhook
+	cargo run --quiet --locked -p testbed -- up --nodes 2
+	trap 'cargo run --quiet --locked -p testbed -- down' EXIT
+	cargo bench --workspace --locked --bench run
+
+.PHONY: fuzz
+fuzz: packages ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), about 15 minutes
+	REVIEWS=$(or $(REVIEWS),1000000) cargo test --release --locked -p tests --test webhook -- mutated_reviews --nocapture
 
 .PHONY: cluster-up
 cluster-up: packages ## start a real Kubernetes on this machine: NODES=n real nodes (1), KWOK=n fake ones (0)

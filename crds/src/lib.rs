@@ -3,6 +3,7 @@
 
 pub mod definitions;
 pub mod names;
+pub mod policy;
 pub mod rules;
 pub mod run_id;
 pub mod v1alpha1;

@@ -33,11 +33,7 @@ impl Bench {
             async move { s3.client.put(BUCKET, &escape(&key(number)), vec![b'x'; number % 7]).await.unwrap() }
         });
         stream::iter(puts).buffer_unordered(8).collect::<()>().await;
-        let run = RunId::derive("team-a", "monday").unwrap();
-        let queue = match RunQueue::open(&valkey.connect(), &run, "uid-1", "spec-1").await.unwrap() {
-            Opened::Created(queue) => queue,
-            _ => panic!("a new server has no queue"),
-        };
+        let queue = open(&valkey, &RunId::derive("team-a", "monday").unwrap()).await;
         Self { valkey, s3, queue }
     }
 
@@ -86,6 +82,13 @@ impl Bench {
         );
         let expected: BTreeMap<String, usize> = (0..FILES).map(|number| (key(number), 1)).collect();
         assert!(self.queued().await == expected, "a file is missing or there twice");
+    }
+}
+
+async fn open(valkey: &TestServer, run: &RunId) -> RunQueue {
+    match RunQueue::open(&valkey.connect(), run, "uid-1", "spec-1").await.unwrap() {
+        Opened::Created(queue) => queue,
+        _ => panic!("{run} is not new"),
     }
 }
 
@@ -162,17 +165,27 @@ async fn two_listings_at_once_add_every_file_once() {
 
 #[tokio::test]
 async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
-    let bench = Bench::start(FILES).await;
+    let mut bench = Bench::start(FILES).await;
     let lister = bench.lister(&bench.s3.url).await;
-    let first = lister.page("").await.unwrap();
-    let file = |file: storage::ListedFile| File { key: file.key, size: file.size, etag: file.etag };
-    let files = first.files.into_iter().map(file).collect();
-    let page = queue::Page { after: String::new(), next: first.next, files };
-    bench.queue.enqueue(&page).await.unwrap();
-    // As if the queue had been asked before the other one added its page.
-    let total = list_into(&bench.queue, &lister, Listing::UpTo(String::new()), |_| ()).await.unwrap();
-    assert_eq!(total, FILES as u64);
-    bench.assert_every_file_once().await;
+    let overtake = async |queue: &RunQueue, after: &str| {
+        let storage::ListedPage { files, next } = lister.page(after).await.unwrap();
+        let file = |file: storage::ListedFile| File { key: file.key, size: file.size, etag: file.etag };
+        let files = files.into_iter().map(file).collect();
+        queue.enqueue(&queue::Page { after: after.to_owned(), next: next.clone(), files }).await.unwrap();
+        next.unwrap_or_default()
+    };
+    for pages in [1, 2, 3] {
+        let run = format!("overtaken-by-{pages}").parse().unwrap();
+        bench.queue = open(&bench.valkey, &run).await;
+        let mut after = String::new();
+        for _ in 0..pages {
+            after = overtake(&bench.queue, &after).await;
+        }
+        // As if the queue had been asked before the other one added its pages.
+        let total = list_into(&bench.queue, &lister, Listing::UpTo(String::new()), |_| ()).await.unwrap();
+        assert_eq!(total, FILES as u64);
+        bench.assert_every_file_once().await;
+    }
 }
 
 #[tokio::test]

@@ -29,6 +29,12 @@ pub use schema::{Kind, default};
 pub use time::parse_duration;
 pub use violation::Violation;
 
+// What the policy engine shares with the rules.
+pub(crate) use names::constant as constant_regex;
+pub(crate) use quantity::parse as parse_quantity;
+pub(crate) use suggest::nearest;
+pub(crate) use violation::quote;
+
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

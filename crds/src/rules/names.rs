@@ -10,7 +10,7 @@ use super::rule::Rule;
 use super::violation::{Findings, quote};
 
 #[allow(clippy::expect_used, reason = "the expressions are constants, compiled by every test")]
-pub(super) fn constant(expression: &str) -> Regex {
+pub(crate) fn constant(expression: &str) -> Regex {
     Regex::new(expression).expect("a constant expression compiles")
 }
 

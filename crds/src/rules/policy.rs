@@ -1,24 +1,17 @@
 //! Rules of a PipelinePolicy: everything in it compiles before it is stored.
 
 use std::collections::HashMap;
-use std::sync::LazyLock;
-use std::time::Duration;
 
-use jsonschema::PatternOptions;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube_cel::cel::Program;
-use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
 use super::path::Path;
 use super::rule::Rule;
 use super::violation::{Findings, Violation, quote};
-use super::{Context, Validate, names, quantity, suggest, time};
+use super::{Context, Validate, names, suggest};
+use crate::policy::{Bound, Expression, FieldPath, compile_regex, compile_schema};
 use crate::v1alpha1::{PipelinePolicy, PipelinePolicySpec, PolicyRange, PolicyRule};
-
-/// Memory that one compiled regular expression may take: generous for a hand-written one, small against a hostile one.
-const REGEX_BYTES_MAX: usize = 256 * 1024;
 
 impl Validate for PipelinePolicy {
     fn validate(&self, _context: &Context<'_>) -> Vec<Violation> {
@@ -58,7 +51,13 @@ impl Validate for PipelinePolicy {
         let mut defaulted = HashMap::new();
         for (index, default) in defaults.iter().enumerate() {
             let at = spec.field("defaults").index(index).field("field");
-            check_field_path(&at, &default.field, &mut out);
+            if let Some(path) = check_field_path(&at, &default.field, &mut out)
+                && !path.is_writable()
+            {
+                let message = format!("{} cannot have a default", quote(&default.field));
+                let fix = "name a field below spec, metadata.labels or metadata.annotations";
+                out.add(&at, Rule::PolicyField, message, fix);
+            }
             if let Some(first) = defaulted.insert(&default.field, index) {
                 let message =
                     format!("{} already has a default in spec.defaults[{first}]", quote(&default.field));
@@ -119,7 +118,9 @@ fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
                 "write exactly one of regex, range, required, forbidden and schema",
             );
         }
-        (None, Some(field)) => check_field_path(&at.field("field"), field, out),
+        (None, Some(field)) => {
+            check_field_path(&at.field("field"), field, out);
+        }
         (Some(_), Some(_)) => {
             out.add(at, Rule::PolicyRuleForm, "the rule has both cel and field", "write a rule for each");
         }
@@ -139,10 +140,9 @@ fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
         }
     }
     if let Some(regex) = regex
-        && let Err(error) = RegexBuilder::new(regex).size_limit(REGEX_BYTES_MAX).build()
+        && let Err(error) = compile_regex(regex)
     {
-        let message =
-            format!("{} is not a usable regular expression ({})", quote(regex), one_line(&error.to_string()));
+        let message = format!("{} is not a usable regular expression ({error})", quote(regex));
         out.add(
             &at.field("regex"),
             Rule::PolicyRegex,
@@ -159,47 +159,33 @@ fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
 }
 
 fn check_cel(at: &Path, cel: &str, out: &mut Findings) {
-    if let Err(error) = Program::compile(cel) {
-        let message = format!("{} is not a CEL expression ({})", quote(cel), one_line(&error.to_string()));
+    if let Err(error) = Expression::compile(cel) {
+        let message = format!("{} is not a usable CEL expression ({error})", quote(cel));
         out.add(at, Rule::PolicyCel, message, "write an expression that is true for what is allowed, for example object.spec.execution.parallelism <= 50");
     }
 }
 
 fn check_schema(at: &Path, schema: &Value, out: &mut Findings) {
-    // The linear-time engine: a pattern must not be able to stall admission.
-    let compiled = jsonschema::options()
-        .with_pattern_options(PatternOptions::regex().size_limit(REGEX_BYTES_MAX))
-        .build(schema);
-    if let Err(error) = compiled {
-        let message = format!("it is not a usable JSON Schema ({})", one_line(&error.to_string()));
+    if let Err(error) = compile_schema(schema) {
+        let message = format!("it is not a usable JSON Schema ({error})");
         out.add(
             at,
             Rule::PolicySchema,
             message,
-            "correct it; references must stay within the schema (#/$defs/…)",
+            "correct it; references must stay within the schema (#/$defs/…) and not lead back to themselves",
         );
     }
 }
 
 /// `spec.filters[*].image`, `metadata.labels["acme.example/team"]`: names, indexes, `[*]` and quoted keys.
-fn check_field_path(at: &Path, path: &str, out: &mut Findings) {
-    let begins_well = ["spec", "metadata"].contains(&path.split(['.', '[']).next().unwrap_or_default());
-    if !begins_well || !FIELD_PATH.is_match(path) {
+fn check_field_path(at: &Path, path: &str, out: &mut Findings) -> Option<FieldPath> {
+    let parsed = path.parse().ok();
+    if parsed.is_none() {
         let message = format!("{} is not a field path", quote(path));
         let fix = "begin with spec or metadata, separate names with dots and go over a list with [*]: spec.filters[*].image";
         out.add(at, Rule::PolicyField, message, fix);
     }
-}
-
-static FIELD_PATH: LazyLock<Regex> = LazyLock::new(|| {
-    let subscript = r#"\[(\*|[0-9]{1,9}|"[^"\\\[\]]+")\]"#;
-    names::constant(&format!("^[A-Za-z0-9_-]+({subscript})*([.][A-Za-z0-9_-]+({subscript})*)*$"))
-});
-
-/// What a bound can mean: `15m` is both 15 minutes and 15 thousandths, until the other bound or the field decides.
-struct Bound {
-    quantity: Option<i128>,
-    duration: Option<Duration>,
+    parsed
 }
 
 fn check_range(at: &Path, range: &PolicyRange, out: &mut Findings) {
@@ -210,43 +196,30 @@ fn check_range(at: &Path, range: &PolicyRange, out: &mut Findings) {
     let min = min.as_ref().and_then(|min| check_bound(&at.field("min"), min, out));
     let max = max.as_ref().and_then(|max| check_bound(&at.field("max"), max, out));
     let (Some(min), Some(max)) = (min, max) else { return };
-    let ordered = match (min, max) {
-        (Bound { duration: Some(min), .. }, Bound { duration: Some(max), .. }) => min <= max,
-        (Bound { quantity: Some(min), .. }, Bound { quantity: Some(max), .. }) => min <= max,
-        _ => {
+    match min.at_most(&max) {
+        Some(true) => {}
+        Some(false) => {
+            out.add(at, Rule::PolicyRange, "min is above max, so that nothing satisfies it", "swap them");
+        }
+        None => {
             let fix = "write both as numbers, both as quantities or both as durations";
             out.add(at, Rule::PolicyRange, "min and max are of different kinds", fix);
-            return;
         }
-    };
-    if !ordered {
-        out.add(at, Rule::PolicyRange, "min is above max, so that nothing satisfies it", "swap them");
     }
 }
 
 fn check_bound(at: &Path, bound: &IntOrString, out: &mut Findings) -> Option<Bound> {
-    let text = match bound {
-        IntOrString::Int(number) => number.to_string(),
-        IntOrString::String(text) => text.clone(),
-    };
-    let digits = text.trim_start_matches('-');
+    let bound = Bound::new(bound);
+    let digits = bound.text.trim_start_matches('-');
     if digits.len() > 9 && digits.chars().all(|c| c.is_ascii_digit()) {
-        let message = format!("{} has more than nine digits", quote(&text));
+        let message = format!("{} has more than nine digits", quote(&bound.text));
         out.add(at, Rule::PolicyRange, message, "write it with a unit, for example 5G");
         return None;
     }
-    let bound = Bound { quantity: quantity::parse(&text), duration: time::parse_duration(&text) };
     if bound.quantity.is_none() && bound.duration.is_none() {
-        let message = format!("{} is not a number, quantity or duration", quote(&text));
+        let message = format!("{} is not a number, quantity or duration", quote(&bound.text));
         out.add(at, Rule::PolicyRange, message, "write for example 10, 4Gi or 2h");
         return None;
     }
     Some(bound)
-}
-
-/// Errors of parsers come with a picture of the source; a message has one line.
-fn one_line(text: &str) -> String {
-    const SHOWN: usize = 160;
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.chars().take(SHOWN).collect()
 }

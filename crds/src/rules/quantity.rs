@@ -11,7 +11,7 @@ use super::suggest;
 use super::violation::{Findings, quote};
 
 /// Quantities are compared in billionths: the smallest unit that Kubernetes knows (`n`).
-type Nanos = i128;
+pub(crate) type Nanos = i128;
 
 pub(super) fn check(field: &Path, resources: &ResourceRequirements, out: &mut Findings) {
     let requests = parse_all(&field.field("requests"), resources.requests.as_ref(), out);
@@ -70,7 +70,7 @@ fn check_resource_name(field: &Path, name: &str, out: &mut Findings) {
 }
 
 /// The value in billionths; `None` if it is not a quantity. More precision than that is cut off, as no resource has it.
-pub(super) fn parse(text: &str) -> Option<Nanos> {
+pub(crate) fn parse(text: &str) -> Option<Nanos> {
     let (sign, unsigned) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),
         None => (1, text.strip_prefix('+').unwrap_or(text)),

@@ -102,13 +102,13 @@ pub enum Rule {
     PolicyRuleName,
     /// A rule has either `cel`, or `field` with exactly one of `regex`, `range`, `required`, `forbidden` and `schema`.
     PolicyRuleForm,
-    /// A CEL expression compiles.
+    /// A CEL expression compiles, and knows every variable and function it names.
     PolicyCel,
     /// A regular expression compiles, in linear-time syntax and bounded memory.
     PolicyRegex,
-    /// A JSON Schema compiles, and refers to nothing outside itself.
+    /// A JSON Schema compiles, is bounded in size, and refers to nothing outside itself.
     PolicySchema,
-    /// A field path is well-formed, and has at most one default.
+    /// A field path is well-formed, and has at most one default; defaults go into spec, labels and annotations.
     PolicyField,
     /// A range has bounds of one kind, the lower one first.
     PolicyRange,

@@ -4,7 +4,7 @@
 const LIKENESS: f64 = 0.7;
 
 /// The allowed word that is nearest to what was written, if one is near.
-pub(super) fn nearest<'a>(written: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(written: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let written = written.to_lowercase();
     allowed
         .into_iter()

@@ -48,7 +48,7 @@ impl Findings {
 }
 
 /// A value as it is quoted in a message: bounded, so that a message fits where messages are shown.
-pub(super) fn quote(value: &str) -> String {
+pub(crate) fn quote(value: &str) -> String {
     const SHOWN: usize = 80;
     match value.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{:?}…", &value[..end]),

@@ -127,6 +127,15 @@ pub const RECIPES: &[Recipe] = &[
         set: Set::Product,
     },
     Recipe {
+        name: "webhook",
+        source: Source::Cargo,
+        program: "/webhook",
+        arguments: &[],
+        certificates: false,
+        description: "Admission webhook: defaults, validation and policies",
+        set: Set::Product,
+    },
+    Recipe {
         name: "thumbnail",
         source: Source::Cargo,
         program: "/thumbnail",

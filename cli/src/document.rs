@@ -1,0 +1,225 @@
+//! YAML and JSON documents, with the line of every value: a mistake is shown where it was written.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+use serde_saphyr::Spanned;
+
+/// A document of a file.
+#[derive(Clone, Debug)]
+pub(crate) struct Document {
+    /// What it says.
+    pub(crate) value: Value,
+    lines: Lines,
+}
+
+/// Where a value begins, and where what is in it does.
+#[derive(Clone, Debug, Default)]
+struct Lines {
+    line: u64,
+    below: BTreeMap<String, Lines>,
+}
+
+/// A text that is not YAML.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Unreadable {
+    /// Where.
+    pub(crate) line: u64,
+    /// What is wrong.
+    pub(crate) message: String,
+}
+
+impl Document {
+    /// All documents of a text; empty ones are left out, and Lists are taken apart.
+    pub(crate) fn read(text: &str) -> Result<Vec<Self>, Unreadable> {
+        let nodes: Vec<Spanned<Node>> = serde_saphyr::from_multiple(text).map_err(|error| {
+            let line = error.location().map_or(1, |location| location.line());
+            // The first line says it; what follows is a picture of the source.
+            let message = error.to_string().lines().next().unwrap_or_default().to_owned();
+            Unreadable { line, message }
+        })?;
+        let documents = nodes.into_iter().map(|node| {
+            let (value, lines) = split(node);
+            Self { value, lines }
+        });
+        Ok(documents.filter(|document| !document.value.is_null()).flat_map(Self::items).collect())
+    }
+
+    /// The line of a field as violations write it (`spec.filters[1].image`), or of the nearest thing around it.
+    pub(crate) fn line(&self, field: &str) -> u64 {
+        let mut at = &self.lines;
+        for step in steps(field) {
+            match at.below.get(&step) {
+                Some(below) => at = below,
+                None => break,
+            }
+        }
+        at.line
+    }
+
+    fn items(self) -> Vec<Self> {
+        let is_list = self.value.get("kind").and_then(Value::as_str) == Some("List");
+        match (is_list, self.value.get("items").and_then(Value::as_array)) {
+            (true, Some(items)) => {
+                let lines = self.lines.below.get("items");
+                let item = |(index, value): (usize, &Value)| Self {
+                    value: value.clone(),
+                    lines: lines
+                        .and_then(|lines| lines.below.get(&index.to_string()))
+                        .cloned()
+                        .unwrap_or_default(),
+                };
+                items.iter().enumerate().map(item).collect()
+            }
+            _ => vec![self],
+        }
+    }
+}
+
+/// `spec.filters[1].env["a.b"]` → spec, filters, 1, env, a.b
+fn steps(field: &str) -> Vec<String> {
+    let mut steps = Vec::new();
+    let mut rest = field;
+    while !rest.is_empty() {
+        if let Some(quoted) = rest.strip_prefix("[\"") {
+            let end = quoted.find("\"]").unwrap_or(quoted.len());
+            steps.push(quoted[..end].to_owned());
+            rest = quoted.get(end + 2..).unwrap_or_default();
+        } else {
+            rest = rest.trim_start_matches(['.', '[', ']']);
+            let end = rest.find(['.', '[', ']']).unwrap_or(rest.len());
+            if end > 0 {
+                steps.push(rest[..end].to_owned());
+            }
+            rest = &rest[end..];
+            rest = rest.strip_prefix(']').unwrap_or(rest);
+        }
+    }
+    steps
+}
+
+fn split(node: Spanned<Node>) -> (Value, Lines) {
+    let line = node.referenced.line();
+    let mut below = BTreeMap::new();
+    let value = match node.value {
+        Node::Scalar(value) => value,
+        Node::List(items) => {
+            let items = items.into_iter().enumerate().map(|(index, item)| {
+                let (value, lines) = split(item);
+                below.insert(index.to_string(), lines);
+                value
+            });
+            Value::Array(items.collect())
+        }
+        Node::Map(fields) => {
+            let fields = fields.into_iter().map(|(key, field)| {
+                let (value, lines) = split(field);
+                below.insert(key.clone(), lines);
+                (key, value)
+            });
+            Value::Object(fields.collect::<Map<_, _>>())
+        }
+    };
+    (value, Lines { line, below })
+}
+
+enum Node {
+    Scalar(Value),
+    List(Vec<Spanned<Node>>),
+    Map(BTreeMap<String, Spanned<Node>>),
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Scalar(Value::Null))
+    }
+
+    fn visit_none<E>(self) -> Result<Node, E> {
+        Ok(Node::Scalar(Value::Null))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
+        Ok(Node::Scalar(Value::Bool(value)))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
+        Ok(Node::Scalar(Number::from_f64(value).map_or(Value::Null, Value::Number)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Node, E> {
+        Ok(Node::Scalar(Value::String(value.to_owned())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Node, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Node::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Node, A::Error> {
+        let mut map = BTreeMap::new();
+        while let Some((key, value)) = fields.next_entry()? {
+            map.insert(key, value);
+        }
+        Ok(Node::Map(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "kind: A\nspec:\n  filters:\n    - name: x\n      image: i\n    - name: y\n  labels:\n    a.b/c: z\n---\n# nothing\n---\nkind: List\nitems:\n- kind: B\n- {kind: C, value: 1}\n";
+
+    #[test]
+    fn documents_are_read_with_lines_and_lists_are_taken_apart() {
+        let documents = Document::read(TEXT).unwrap();
+        let kinds: Vec<&str> =
+            documents.iter().filter_map(|document| document.value["kind"].as_str()).collect();
+        assert_eq!(kinds, ["A", "B", "C"]);
+        let first = &documents[0];
+        assert_eq!(first.line("spec.filters[1].name"), 6);
+        assert_eq!(first.line("spec.filters[0].image"), 5);
+        assert_eq!(first.line("spec.labels[\"a.b/c\"]"), 8);
+        // What is missing is shown where it belongs.
+        assert_eq!(first.line("spec.filters[1].image"), 6);
+        assert_eq!(first.line("(object)"), 1);
+        assert_eq!(documents[1].line("kind"), 14);
+        assert_eq!(documents[2].value["value"], 1);
+    }
+
+    #[test]
+    fn a_text_that_is_not_yaml_says_where() {
+        let error = Document::read("a: 1\nb: [1\nc: 2\n").unwrap_err();
+        assert!(error.line >= 2, "{error:?}");
+        let twice = Document::read("a: 1\na: 2\n").unwrap_err();
+        assert!(twice.message.contains("duplicate") || twice.message.contains('a'), "{twice:?}");
+    }
+}

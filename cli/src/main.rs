@@ -1,0 +1,7 @@
+//! `openfilter`: see the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(cli::run(std::env::args_os(), &mut std::io::stdout().lock()))
+}

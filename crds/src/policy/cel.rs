@@ -1,0 +1,341 @@
+//! CEL expressions: compiled once, with everything that can be known before an object arrives, and then evaluated under
+//! a meter. Names that do not exist are refused here, because an expression that fails on every object would stop a
+//! whole team.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use kube_cel::cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedEntryExpr, IdedExpr, ListExpr, LiteralValue,
+    MapEntryExpr, MapExpr, SelectExpr, operators,
+};
+use kube_cel::cel::objects::{Key, Value as CelValue};
+use kube_cel::cel::parser::Parser;
+use kube_cel::cel::{Context, ExecutionError};
+use serde_json::Value;
+use strum::{Display, EnumIter, EnumString, IntoEnumIterator};
+
+use super::meter::{self, BUILT, PAIRED, QUADRATIC, SMALL_RESULT, TURN};
+use super::one_line;
+use crate::rules::nearest;
+
+/// Nested brackets, and operators that wait for each other. Deeper ones are not written by people.
+const DEPTH_MAX: usize = 48;
+/// Loops within loops: filters, their variables, and a list to compare with.
+const LOOPS_MAX: usize = 3;
+/// Expressions are parsed by recursive descent; 4,096 characters need less than this, also in a debug build.
+const PARSER_STACK: usize = 64 * 1024 * 1024;
+/// As long as the CRD allows.
+const LENGTH_MAX: usize = 4096;
+
+/// What an expression can look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, EnumString, Display)]
+#[strum(serialize_all = "camelCase")]
+pub(super) enum Variable {
+    Object,
+    OldObject,
+    Request,
+    NamespaceObject,
+    Pipeline,
+}
+
+/// A compiled expression.
+#[derive(Debug)]
+pub(crate) struct Expression {
+    expression: IdedExpr,
+    pub(super) variables: BTreeSet<Variable>,
+}
+
+/// Why an expression has no answer.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(super) enum Failure {
+    #[error("it took too long or built too much")]
+    Exhausted,
+    #[error("it is {0}, not true or false")]
+    NotBoolean(&'static str),
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Expression {
+    /// Compiles an expression; the error says what is wrong with it.
+    pub(crate) fn compile(source: &str) -> Result<Self, String> {
+        if source.len() > LENGTH_MAX {
+            return Err(format!("it is {} bytes long, and {LENGTH_MAX} are allowed", source.len()));
+        }
+        // In a thread of its own, because a parser that descends too deep ends the process, not only the request.
+        let source = source.to_owned();
+        let parse = move || Self::parse(&source);
+        let thread = std::thread::Builder::new().stack_size(PARSER_STACK).spawn(parse);
+        match thread.map(std::thread::JoinHandle::join) {
+            Ok(Ok(compiled)) => compiled,
+            Ok(Err(_panic)) => Err("the parser cannot read it".to_owned()),
+            Err(error) => Err(format!("no thread to compile it: {error}")),
+        }
+    }
+
+    fn parse(source: &str) -> Result<Self, String> {
+        let parser = Parser::new().max_recursion_depth(DEPTH_MAX as u16);
+        let parsed = parser.parse(source).map_err(|error| one_line(&error.to_string()))?;
+        let mut rewriter = Rewriter { scope: Vec::new(), loops: 0, depth: 0, variables: BTreeSet::new() };
+        let expression = rewriter.rewrite(parsed)?;
+        Ok(Self { expression, variables: rewriter.variables })
+    }
+
+    /// Whether the expression holds.
+    pub(super) fn holds(&self, scope: &Context<'_>, until: Instant) -> Result<bool, Failure> {
+        let evaluate = || catch_unwind(AssertUnwindSafe(|| scope.resolve(&self.expression)));
+        match meter::metered(until, evaluate) {
+            None => Err(Failure::Exhausted),
+            Some(Ok(Ok(CelValue::Bool(holds)))) => Ok(holds),
+            Some(Ok(Ok(other))) => Err(Failure::NotBoolean(kind_of(&other))),
+            Some(Ok(Err(error))) => Err(Failure::Failed(explain(&error))),
+            Some(Err(_panic)) => Err(Failure::Failed("the interpreter failed on it".to_owned())),
+        }
+    }
+}
+
+/// A scope in which expressions are evaluated: the library, and the variables that are asked for.
+pub(super) fn scope<'v>(
+    variables: &BTreeSet<Variable>,
+    value: impl Fn(Variable) -> Option<&'v Value>,
+) -> Context<'static> {
+    let mut scope = meter::library().new_inner_scope();
+    for variable in variables {
+        scope.add_variable_from_value(variable.to_string(), value(*variable).map_or(CelValue::Null, convert));
+    }
+    scope
+}
+
+/// Field names stay as they are: `object.metadata.namespace` is what people write.
+fn convert(value: &Value) -> CelValue {
+    match value {
+        Value::Null => CelValue::Null,
+        Value::Bool(value) => CelValue::Bool(*value),
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => CelValue::Int(number),
+            (None, Some(number)) => CelValue::UInt(number),
+            (None, None) => CelValue::Float(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Value::String(text) => CelValue::from(text.as_str()),
+        Value::Array(items) => CelValue::from(items.iter().map(convert).collect::<Vec<_>>()),
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(key, value)| (Key::from(key.as_str()), convert(value)));
+            CelValue::from(fields.collect::<std::collections::HashMap<_, _>>())
+        }
+    }
+}
+
+fn kind_of(value: &CelValue) -> &'static str {
+    match value {
+        CelValue::Null => "null",
+        CelValue::String(_) => "a text",
+        CelValue::List(_) => "a list",
+        CelValue::Map(_) => "a map",
+        CelValue::Int(_) | CelValue::UInt(_) | CelValue::Float(_) => "a number",
+        _ => "a value",
+    }
+}
+
+/// Errors of the interpreter repeat the values they are about, which may be whole objects.
+fn explain(error: &ExecutionError) -> String {
+    match error {
+        ExecutionError::NoSuchKey(key) => {
+            format!("there is no field {key:?}; ask with has(…) first if it may be absent")
+        }
+        ExecutionError::NoSuchOverload => {
+            "an operator or function is used on a value it is not made for".to_owned()
+        }
+        other => one_line(&other.to_string()),
+    }
+}
+
+/// Checks names and nesting on the way down, and puts in the calls that meter the evaluation.
+struct Rewriter {
+    scope: Vec<String>,
+    loops: usize,
+    depth: usize,
+    variables: BTreeSet<Variable>,
+}
+
+impl Rewriter {
+    fn rewrite(&mut self, expression: IdedExpr) -> Result<IdedExpr, String> {
+        self.depth += 1;
+        // A chain of ten operators is ten deep; the parser's own limit is about brackets.
+        if self.depth > DEPTH_MAX * 4 {
+            return Err("it is nested too deeply".to_owned());
+        }
+        let IdedExpr { id, expr } = expression;
+        let expr = match expr {
+            Expr::Literal(literal) => Expr::Literal(literal),
+            Expr::Ident(name) => self.ident(name)?,
+            Expr::Select(SelectExpr { operand, field, test }) => {
+                Expr::Select(SelectExpr { operand: Box::new(self.rewrite(*operand)?), field, test })
+            }
+            Expr::List(ListExpr { elements, optional_indices }) => {
+                let elements = self.all(elements)?;
+                built(Expr::List(ListExpr { elements, optional_indices }))
+            }
+            Expr::Map(MapExpr { entries }) => {
+                let entries = entries.into_iter().map(|entry| self.entry(entry)).collect::<Result<_, _>>()?;
+                built(Expr::Map(MapExpr { entries }))
+            }
+            Expr::Call(call) => self.call(call)?,
+            Expr::Comprehension(comprehension) => self.comprehension(*comprehension)?,
+            Expr::Struct(fields) => {
+                return Err(format!("{:?} is not a type that can be made here", fields.type_name));
+            }
+            Expr::Unspecified => return Err("it is empty".to_owned()),
+        };
+        self.depth -= 1;
+        Ok(IdedExpr { id, expr })
+    }
+
+    fn all(&mut self, expressions: Vec<IdedExpr>) -> Result<Vec<IdedExpr>, String> {
+        expressions.into_iter().map(|expression| self.rewrite(expression)).collect()
+    }
+
+    fn entry(&mut self, entry: IdedEntryExpr) -> Result<IdedEntryExpr, String> {
+        let IdedEntryExpr { id, expr } = entry;
+        let EntryExpr::MapEntry(MapEntryExpr { key, value, optional }) = expr else {
+            return Err("a map has keys and values".to_owned());
+        };
+        let (key, value) = (self.rewrite(key)?, self.rewrite(value)?);
+        Ok(IdedEntryExpr { id, expr: EntryExpr::MapEntry(MapEntryExpr { key, value, optional }) })
+    }
+
+    fn ident(&mut self, name: String) -> Result<Expr, String> {
+        if self.scope.contains(&name) {
+            return Ok(Expr::Ident(name));
+        }
+        let known: Vec<String> = Variable::iter().map(|variable| variable.to_string()).collect();
+        let Ok(variable) = name.parse::<Variable>() else {
+            let near =
+                nearest(&name, known.iter().map(String::as_str).chain(self.scope.iter().map(String::as_str)));
+            return Err(match near {
+                Some(near) => format!("there is no variable {name:?}; did you mean {near}?"),
+                None => format!("there is no variable {name:?}; there are {}", known.join(", ")),
+            });
+        };
+        self.variables.insert(variable);
+        Ok(Expr::Ident(name))
+    }
+
+    fn call(&mut self, call: CallExpr) -> Result<Expr, String> {
+        let CallExpr { func_name, target, args } = call;
+        // `sets.contains(…)`: the target is not a variable but the first half of the name.
+        let namespace = target.as_deref().and_then(|target| match &target.expr {
+            Expr::Ident(prefix) if is_known(&format!("{prefix}.{func_name}")) => Some(prefix.clone()),
+            _ => None,
+        });
+        let full =
+            namespace.as_ref().map_or_else(|| func_name.clone(), |prefix| format!("{prefix}.{func_name}"));
+        if !is_operator(&func_name) && !is_known(&full) {
+            return Err(format!("there is no function {full:?}"));
+        }
+        let appends = func_name == operators::ADD
+            && matches!(args.first(), Some(IdedExpr { expr: Expr::Ident(name), .. }) if name.starts_with('@'));
+        if func_name == "format" {
+            check_format(target.as_deref())?;
+        }
+        let literal_pattern = matches!(func_name.as_str(), "matches" | "find" | "findAll");
+        if let Some(IdedExpr { expr: Expr::Literal(LiteralValue::String(pattern)), .. }) = args.last()
+            && literal_pattern
+        {
+            meter::regex(pattern.inner())?;
+        }
+        let pairs = QUADRATIC.contains(&full.as_str());
+        let wrap = |expression: IdedExpr| {
+            if pairs { wrapped(PAIRED, expression) } else { expression }
+        };
+        let args = self.all(args)?.into_iter().map(wrap).collect();
+        let target = match (target, namespace) {
+            (Some(target), Some(_)) => Some(target),
+            (Some(target), None) => Some(Box::new(wrap(self.rewrite(*target)?))),
+            (None, _) => None,
+        };
+        let call = Expr::Call(CallExpr { func_name: func_name.clone(), target, args });
+        // What a loop collects was measured when its entry was built.
+        let grows = func_name == operators::ADD && !appends
+            || !is_operator(&func_name) && !SMALL_RESULT.contains(&func_name.as_str());
+        Ok(if grows { built(call) } else { call })
+    }
+
+    fn comprehension(&mut self, comprehension: ComprehensionExpr) -> Result<Expr, String> {
+        let ComprehensionExpr {
+            iter_range,
+            iter_var,
+            iter_var2,
+            accu_var,
+            accu_init,
+            loop_cond,
+            loop_step,
+            result,
+        } = comprehension;
+        let iter_range = self.rewrite(iter_range)?;
+        let accu_init = self.rewrite(accu_init)?;
+        self.loops += 1;
+        if self.loops > LOOPS_MAX {
+            return Err(format!("it has more than {LOOPS_MAX} loops within each other"));
+        }
+        let outside = self.scope.len();
+        self.scope.extend([iter_var.clone(), accu_var.clone()]);
+        self.scope.extend(iter_var2.clone());
+        let loop_cond = wrapped(TURN, self.rewrite(loop_cond)?);
+        let loop_step = self.rewrite(loop_step)?;
+        let result = self.rewrite(result)?;
+        self.scope.truncate(outside);
+        self.loops -= 1;
+        Ok(Expr::Comprehension(Box::new(ComprehensionExpr {
+            iter_range,
+            iter_var,
+            iter_var2,
+            accu_var,
+            accu_init,
+            loop_cond,
+            loop_step,
+            result,
+        })))
+    }
+}
+
+fn wrapped(function: &str, expression: IdedExpr) -> IdedExpr {
+    let call = CallExpr { func_name: function.to_owned(), target: None, args: vec![expression] };
+    IdedExpr { id: 0, expr: Expr::Call(call) }
+}
+
+fn built(expression: Expr) -> Expr {
+    // A list of constants is as large as it was written.
+    let constant = |element: &IdedExpr| matches!(element.expr, Expr::Literal(_));
+    match &expression {
+        Expr::List(list) if list.elements.iter().all(constant) => expression,
+        _ => wrapped(BUILT, IdedExpr { id: 0, expr: expression }).expr,
+    }
+}
+
+fn is_operator(name: &str) -> bool {
+    !name.starts_with(|c: char| c.is_ascii_alphabetic())
+}
+
+/// Asks the library itself, which has no list of its functions: calling an unknown one says so before anything happens.
+fn is_known(name: &str) -> bool {
+    let call = CallExpr { func_name: name.to_owned(), target: None, args: Vec::new() };
+    let call = IdedExpr { id: 0, expr: Expr::Call(call) };
+    let until = Instant::now() + std::time::Duration::from_secs(1);
+    let answer = meter::metered(until, || catch_unwind(AssertUnwindSafe(|| meter::library().resolve(&call))));
+    !matches!(answer, Some(Ok(Err(ExecutionError::UndeclaredReference(_)))))
+}
+
+/// A pattern that is put together at run time could ask for a billion digits.
+fn check_format(pattern: Option<&IdedExpr>) -> Result<(), String> {
+    match pattern.map(|pattern| &pattern.expr) {
+        Some(Expr::Literal(LiteralValue::String(pattern)))
+            if !meter::is_excessive_format(pattern.inner()) =>
+        {
+            Ok(())
+        }
+        Some(Expr::Literal(_)) => Err("the pattern of format asks for more than 99 digits".to_owned()),
+        _ => Err("format needs a literal text as its pattern".to_owned()),
+    }
+}

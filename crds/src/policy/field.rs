@@ -1,0 +1,267 @@
+//! Field paths: `spec.filters[*].image`, `metadata.labels["acme.example/team"]`, `spec.filters[0].name`.
+
+use std::fmt::Write as _;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use regex::Regex;
+use serde_json::{Map, Value};
+
+use crate::rules::constant_regex;
+
+/// A path, parsed once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FieldPath(Vec<Step>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Name(String),
+    Index(usize),
+    Every,
+}
+
+/// A text is not a field path.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("it is not a field path")]
+pub(crate) struct NotAPath;
+
+/// A place that a path leads to, and what is there.
+#[derive(Debug, PartialEq)]
+pub(super) struct Place<'a> {
+    pub(super) path: String,
+    pub(super) value: Option<&'a Value>,
+}
+
+static STEP: LazyLock<Regex> =
+    LazyLock::new(|| constant_regex(r#"^(?:(?:^|\.)([A-Za-z0-9_-]+)|\[(\*|[0-9]{1,9}|"[^"\\\[\]]+")\])"#));
+
+impl FromStr for FieldPath {
+    type Err = NotAPath;
+
+    fn from_str(text: &str) -> Result<Self, NotAPath> {
+        let mut steps = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            // A name after a name needs its dot, and the first has none.
+            let found = STEP.captures(rest).ok_or(NotAPath)?;
+            let step = match (found.get(1), found.get(2)) {
+                (Some(name), _) if steps.is_empty() == rest.starts_with('.') => {
+                    let _ = name;
+                    return Err(NotAPath);
+                }
+                (Some(name), _) => Step::Name(name.as_str().to_owned()),
+                (None, Some(subscript)) => match subscript.as_str() {
+                    "*" => Step::Every,
+                    quoted if quoted.starts_with('"') => Step::Name(quoted.trim_matches('"').to_owned()),
+                    index => Step::Index(index.parse().map_err(|_| NotAPath)?),
+                },
+                (None, None) => return Err(NotAPath),
+            };
+            steps.push(step);
+            rest = &rest[found.get(0).map_or(rest.len(), |whole| whole.end())..];
+        }
+        match steps.first() {
+            Some(Step::Name(first)) if first == "spec" || first == "metadata" => Ok(Self(steps)),
+            _ => Err(NotAPath),
+        }
+    }
+}
+
+impl FieldPath {
+    /// Whether a default may be written there: names and namespaces are decided before any default.
+    pub(crate) fn is_writable(&self) -> bool {
+        match self.0.as_slice() {
+            [Step::Name(first), _, ..] if first == "spec" => true,
+            [Step::Name(_), Step::Name(map), _, ..] => map == "labels" || map == "annotations",
+            _ => false,
+        }
+    }
+
+    /// Every place it leads to. A list that is absent has no places; a field that is absent has one, with nothing there.
+    pub(super) fn places<'a>(&self, object: &'a Value) -> Vec<Place<'a>> {
+        let mut places = vec![Place { path: String::new(), value: Some(object) }];
+        for step in &self.0 {
+            places = places.into_iter().flat_map(|place| place.step(step)).collect();
+        }
+        places
+    }
+
+    /// Writes `value` wherever the field is absent, and makes the objects on the way. Doing it again changes nothing.
+    pub(super) fn fill(&self, object: &mut Value, value: &Value) {
+        fill(object, &self.0, value);
+    }
+}
+
+impl<'a> Place<'a> {
+    fn step(self, step: &Step) -> Vec<Self> {
+        let Self { mut path, value } = self;
+        match step {
+            Step::Name(name) => {
+                let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+                let written = match (plain, path.is_empty()) {
+                    (true, true) => write!(path, "{name}"),
+                    (true, false) => write!(path, ".{name}"),
+                    (false, _) => write!(path, "[{name:?}]"),
+                };
+                debug_assert!(written.is_ok(), "a string can be written to");
+                vec![Self {
+                    path,
+                    value: value.and_then(|value| value.get(name)).filter(|value| !value.is_null()),
+                }]
+            }
+            Step::Index(index) => {
+                let value = value.and_then(|value| value.get(index));
+                vec![Self { path: format!("{path}[{index}]"), value }]
+            }
+            Step::Every => match value {
+                Some(Value::Array(items)) => items
+                    .iter()
+                    .enumerate()
+                    .map(|(index, item)| Self { path: format!("{path}[{index}]"), value: Some(item) })
+                    .collect(),
+                Some(Value::Object(fields)) => fields
+                    .iter()
+                    .map(|(key, item)| Self { path: format!("{path}[{key:?}]"), value: Some(item) })
+                    .collect(),
+                _ => Vec::new(),
+            },
+        }
+    }
+}
+
+fn fill(target: &mut Value, steps: &[Step], value: &Value) {
+    let Some((step, rest)) = steps.split_first() else {
+        if target.is_null() {
+            *target = value.clone();
+        }
+        return;
+    };
+    match (step, target) {
+        (Step::Name(name), Value::Object(fields)) => fill_field(fields, name, rest, value),
+        (Step::Name(name), target @ Value::Null) => {
+            let mut fields = Map::new();
+            fill_field(&mut fields, name, rest, value);
+            // Nothing was filled in below (a list that is absent): then the way there is not made either.
+            if !fields.is_empty() {
+                *target = Value::Object(fields);
+            }
+        }
+        (Step::Index(index), Value::Array(items)) => {
+            if let Some(item) = items.get_mut(*index) {
+                fill(item, rest, value);
+            }
+        }
+        (Step::Every, Value::Array(items)) => items.iter_mut().for_each(|item| fill(item, rest, value)),
+        (Step::Every, Value::Object(fields)) => fields.values_mut().for_each(|item| fill(item, rest, value)),
+        // A value of another type stays: the schema says what is wrong with it.
+        _ => {}
+    }
+}
+
+fn fill_field(fields: &mut Map<String, Value>, name: &str, rest: &[Step], value: &Value) {
+    let mut child = fields.remove(name).unwrap_or_default();
+    fill(&mut child, rest, value);
+    if !child.is_null() {
+        fields.insert(name.to_owned(), child);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn path(text: &str) -> FieldPath {
+        text.parse().unwrap_or_else(|_| panic!("{text} is a path"))
+    }
+
+    fn places(text: &str, object: &Value) -> Vec<(String, Value)> {
+        let found = path(text).places(object);
+        found.into_iter().map(|place| (place.path, place.value.cloned().unwrap_or_default())).collect()
+    }
+
+    #[test]
+    fn paths_of_every_form_are_read_and_others_refused() {
+        for good in
+            ["spec", "spec.filters[*].image", "spec.filters[0].env[*].name", "metadata.labels[\"a.b/c\"]"]
+        {
+            assert!(good.parse::<FieldPath>().is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "status.phase",
+            ".spec",
+            "spec.",
+            "spec..a",
+            "spec.filters[]",
+            "spec[a]",
+            "spec.a b",
+            "specs",
+            "spec[*",
+            "spec[\"\"]",
+        ] {
+            assert_eq!(bad.parse::<FieldPath>(), Err(NotAPath), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_star_goes_over_a_list_and_names_each_place() {
+        let object = json!({ "spec": { "filters": [{ "image": "a" }, {}] } });
+        let found = places("spec.filters[*].image", &object);
+        assert_eq!(
+            found,
+            [
+                ("spec.filters[0].image".to_owned(), json!("a")),
+                ("spec.filters[1].image".to_owned(), json!(null)),
+            ]
+        );
+        assert_eq!(places("spec.none[*].image", &object), []);
+        assert_eq!(places("spec.none.image", &object), [("spec.none.image".to_owned(), json!(null))]);
+        assert_eq!(
+            places("spec.filters[7].image", &object),
+            [("spec.filters[7].image".to_owned(), json!(null))]
+        );
+    }
+
+    #[test]
+    fn a_default_fills_what_is_absent_and_nothing_else_and_doing_it_again_changes_nothing() {
+        let mut object = json!({ "spec": { "filters": [{ "image": "a" }, { "image": "b", "policy": "Never" }], "text": "x" } });
+        let fill = |object: &mut Value| {
+            path("spec.filters[*].policy").fill(object, &json!("Always"));
+            path("spec.execution.timeout").fill(object, &json!("2h"));
+            path("spec.sinks[*].policy").fill(object, &json!("Always"));
+            path("spec.text.inner").fill(object, &json!(1));
+            path("metadata.labels[\"a.b/c\"]").fill(object, &json!("x"));
+        };
+        fill(&mut object);
+        assert_eq!(
+            object,
+            json!({
+                "metadata": { "labels": { "a.b/c": "x" } },
+                "spec": { "filters": [{ "image": "a", "policy": "Always" }, { "image": "b", "policy": "Never" }],
+                          "execution": { "timeout": "2h" }, "text": "x" }
+            })
+        );
+        let once = object.clone();
+        fill(&mut object);
+        assert_eq!(object, once);
+    }
+
+    #[test]
+    fn defaults_go_into_the_spec_labels_and_annotations_only() {
+        for good in ["spec.order", "metadata.labels.team", "metadata.annotations[\"a/b\"]"] {
+            assert!(path(good).is_writable(), "{good}");
+        }
+        for bad in [
+            "spec",
+            "metadata",
+            "metadata.name",
+            "metadata.namespace",
+            "metadata.labels",
+            "metadata.finalizers[0]",
+        ] {
+            assert!(!path(bad).is_writable(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What keeps an expression from running away. The interpreter has no limits of its own, so expressions are rewritten
+//! when they are compiled (see `cel.rs`): every turn of a loop and everything that builds a value calls one of the
+//! functions here, and they refuse once the allowance is used up.
+//!
+//! An allowance belongs to the thread that evaluates: the interpreter is synchronous, and its functions have no other
+//! way to know for whom they work.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::time::Instant;
+
+use kube_cel::KubeCelExt;
+use kube_cel::cel::extractors::{Arguments, This};
+use kube_cel::cel::objects::Value;
+use kube_cel::cel::{Context, ExecutionError};
+use regex::Regex;
+
+/// Turns of loops of one evaluation. A policy over 32 filters with 256 variables each needs 8,192.
+const TURNS_MAX: u32 = 50_000;
+
+/// Bytes and entries that one evaluation may build. An object has at most 1.5 MiB, the limit of etcd.
+const BUILT_MAX: usize = 4 * 1024 * 1024;
+
+/// Entries of a list for functions that compare each with each.
+const PAIRED_MAX: usize = 1_000;
+
+/// Digits of a number in `format`; more than a double has.
+const PRECISION_DIGITS: usize = 2;
+
+/// Regular expressions that are kept. Patterns are literals almost always, and policies have few.
+const REGEXES_KEPT: usize = 256;
+
+/// Called before each turn of a loop, with the loop's own condition.
+pub(super) const TURN: &str = "@turn";
+/// Called with everything that was built: lists, maps, sums and results of functions.
+pub(super) const BUILT: &str = "@built";
+/// Called with what a function would compare each with each.
+pub(super) const PAIRED: &str = "@paired";
+
+/// Functions whose result is small whatever they are given, so that it need not be measured.
+pub(super) const SMALL_RESULT: &[&str] = &[
+    "size",
+    "contains",
+    "startsWith",
+    "endsWith",
+    "matches",
+    "int",
+    "uint",
+    "double",
+    "bool",
+    "duration",
+    "timestamp",
+    "indexOf",
+    "lastIndexOf",
+    "isSorted",
+    "isURL",
+    "isIP",
+    "isCIDR",
+    "isQuantity",
+    "isSemver",
+    "quantity",
+    "url",
+    "ip",
+    "cidr",
+    "semver",
+    "isGreaterThan",
+    "isLessThan",
+    "compareTo",
+    "getHost",
+    "getHostname",
+    "getPort",
+    "getScheme",
+    "containsIP",
+    "containsCIDR",
+    "hasValue",
+    "family",
+];
+
+/// Functions that compare each entry with each, or grow with the product of what they are given.
+pub(super) const QUADRATIC: &[&str] = &["distinct", "sets.contains", "sets.equivalent", "sets.intersects"];
+
+thread_local! {
+    static ALLOWANCE: Cell<Allowance> = const { Cell::new(Allowance { turns: 0, built: 0, until: None, spent: false }) };
+}
+
+#[derive(Clone, Copy)]
+struct Allowance {
+    turns: u32,
+    built: usize,
+    until: Option<Instant>,
+    spent: bool,
+}
+
+/// Runs `evaluate` with a fresh allowance; `None` if it was used up, whatever the result was.
+pub(super) fn metered<T>(until: Instant, evaluate: impl FnOnce() -> T) -> Option<T> {
+    let fresh = Allowance { turns: TURNS_MAX, built: BUILT_MAX, until: Some(until), spent: false };
+    ALLOWANCE.set(fresh);
+    let result = evaluate();
+    (!ALLOWANCE.get().spent).then_some(result)
+}
+
+/// The functions of Kubernetes' CEL library, with limits where they have none. Made once: registering takes longer than
+/// most evaluations.
+pub(super) fn library() -> &'static Context<'static> {
+    static LIBRARY: LazyLock<Context<'static>> = LazyLock::new(|| {
+        let mut library = Context::default().with_all();
+        library.add_function(TURN, turn);
+        library.add_function(BUILT, built);
+        library.add_function(PAIRED, paired);
+        library.add_function("matches", matches);
+        library.add_function("find", find);
+        library.add_function("findAll", find_all);
+        library.add_function("replace", replace);
+        library.add_function("join", join);
+        library.add_function("lists.range", range);
+        library
+    });
+    &LIBRARY
+}
+
+fn refuse(mut allowance: Allowance, what: &str) -> ExecutionError {
+    allowance.spent = true;
+    ALLOWANCE.set(allowance);
+    ExecutionError::function_error("policy", what)
+}
+
+fn turn(goes_on: Value) -> Result<Value, ExecutionError> {
+    let mut allowance = ALLOWANCE.get();
+    // One look at the clock per turn: a turn may clone a whole object, which takes much longer than the look.
+    let late = allowance.until.is_some_and(|until| Instant::now() > until);
+    if allowance.turns == 0 || late || allowance.spent {
+        return Err(refuse(allowance, "the expression takes too long"));
+    }
+    allowance.turns -= 1;
+    ALLOWANCE.set(allowance);
+    Ok(goes_on)
+}
+
+fn built(value: Value) -> Result<Value, ExecutionError> {
+    let mut allowance = ALLOWANCE.get();
+    let late = allowance.until.is_some_and(|until| Instant::now() > until);
+    match measure(&value, allowance.built) {
+        Some(size) if !late && !allowance.spent => {
+            allowance.built -= size;
+            ALLOWANCE.set(allowance);
+            Ok(value)
+        }
+        _ => Err(refuse(allowance, "the expression builds too much")),
+    }
+}
+
+fn spend(size: usize) -> Result<(), ExecutionError> {
+    let mut allowance = ALLOWANCE.get();
+    match allowance.built.checked_sub(size) {
+        Some(left) => {
+            allowance.built = left;
+            ALLOWANCE.set(allowance);
+            Ok(())
+        }
+        None => Err(refuse(allowance, "the expression builds too much")),
+    }
+}
+
+fn paired(value: Value) -> Result<Value, ExecutionError> {
+    match &value {
+        Value::List(list) if list.len() > PAIRED_MAX => {
+            Err(refuse(ALLOWANCE.get(), "a list is too long to compare each entry with each"))
+        }
+        _ => Ok(value),
+    }
+}
+
+/// Bytes and entries of a value, all the way down; `None` as soon as it is above `most`.
+fn measure(value: &Value, most: usize) -> Option<usize> {
+    /// An entry's own weight: a boxed value and its place in a list or table.
+    const ENTRY: usize = 32;
+    let within = |size: usize| (size <= most).then_some(size);
+    match value {
+        Value::String(text) => within(text.len() + ENTRY),
+        Value::Bytes(bytes) => within(bytes.len() + ENTRY),
+        Value::List(list) => list.iter().try_fold(ENTRY, |sum, entry| {
+            let sum = within(sum)?;
+            Some(sum + measure(entry, most - sum)?)
+        }),
+        Value::Map(map) => map.map.iter().try_fold(ENTRY, |sum, (key, entry)| {
+            let sum = within(sum + ENTRY + key.to_string().len())?;
+            Some(sum + measure(entry, most - sum)?)
+        }),
+        _ => within(ENTRY),
+    }
+}
+
+/// A compiled regular expression, kept for the next evaluation: compiling takes far longer than matching.
+pub(super) fn regex(pattern: &str) -> Result<Regex, String> {
+    static KEPT: LazyLock<RwLock<HashMap<String, Regex>>> = LazyLock::new(RwLock::default);
+    let found = KEPT.read().unwrap_or_else(PoisonError::into_inner).get(pattern).cloned();
+    if let Some(regex) = found {
+        return Ok(regex);
+    }
+    let regex = super::compile_regex(pattern)?;
+    let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
+    // Patterns that are put together from objects could fill it.
+    if kept.len() >= REGEXES_KEPT {
+        kept.clear();
+    }
+    kept.insert(pattern.to_owned(), regex.clone());
+    Ok(regex)
+}
+
+fn with_regex<T>(name: &str, pattern: &str, use_it: impl FnOnce(&Regex) -> T) -> Result<T, ExecutionError> {
+    let regex = regex(pattern).map_err(|error| ExecutionError::function_error(name, error))?;
+    Ok(use_it(&regex))
+}
+
+fn matches(This(text): This<Arc<String>>, pattern: Arc<String>) -> Result<Value, ExecutionError> {
+    with_regex("matches", &pattern, |regex| Value::Bool(regex.is_match(&text)))
+}
+
+fn find(This(text): This<Arc<String>>, pattern: Arc<String>) -> Result<Value, ExecutionError> {
+    with_regex("find", &pattern, |regex| regex.find(&text).map_or("", |found| found.as_str()).into())
+}
+
+fn find_all(This(text): This<Arc<String>>, Arguments(args): Arguments) -> Result<Value, ExecutionError> {
+    let (pattern, most) = match args.as_slice() {
+        [Value::String(pattern)] => (pattern, usize::MAX),
+        [Value::String(pattern), Value::Int(most)] => (pattern, usize::try_from(*most).unwrap_or(usize::MAX)),
+        _ => {
+            return Err(ExecutionError::function_error("findAll", "it needs a pattern, and perhaps a limit"));
+        }
+    };
+    with_regex("findAll", pattern, |regex| {
+        let found: Vec<Value> =
+            regex.find_iter(&text).take(most).map(|found| found.as_str().into()).collect();
+        Value::from(found)
+    })
+}
+
+fn replace(This(text): This<Arc<String>>, Arguments(args): Arguments) -> Result<Value, ExecutionError> {
+    let (old, new, most) = match args.as_slice() {
+        [Value::String(old), Value::String(new)] => (old, new, usize::MAX),
+        [Value::String(old), Value::String(new), Value::Int(most)] => {
+            (old, new, usize::try_from(*most).unwrap_or(usize::MAX))
+        }
+        _ => {
+            return Err(ExecutionError::function_error("replace", "it needs two texts, and perhaps a limit"));
+        }
+    };
+    let places = text.matches(old.as_str()).take(most).count();
+    spend(places.saturating_mul(new.len()).saturating_add(text.len()))?;
+    Ok(text.replacen(old.as_str(), new, most).into())
+}
+
+fn join(This(list): This<Arc<Vec<Value>>>, Arguments(args): Arguments) -> Result<Value, ExecutionError> {
+    let separator = match args.as_slice() {
+        [] => "",
+        [Value::String(separator)] => separator.as_str(),
+        _ => return Err(ExecutionError::function_error("join", "the separator must be a text")),
+    };
+    let texts: Option<Vec<&str>> = list
+        .iter()
+        .map(|entry| match entry {
+            Value::String(text) => Some(text.as_str()),
+            _ => None,
+        })
+        .collect();
+    let texts = texts.ok_or_else(|| ExecutionError::function_error("join", "every entry must be a text"))?;
+    let size = texts.iter().map(|text| text.len().saturating_add(separator.len())).sum();
+    spend(size)?;
+    Ok(texts.join(separator).into())
+}
+
+fn range(end: i64) -> Result<Value, ExecutionError> {
+    let size = usize::try_from(end.max(0)).unwrap_or(usize::MAX);
+    spend(size.saturating_mul(32))?;
+    Ok(Value::from((0..end.max(0)).map(Value::Int).collect::<Vec<_>>()))
+}
+
+/// Whether a literal text, used as the pattern of `format`, asks for absurdly many digits.
+pub(super) fn is_excessive_format(pattern: &str) -> bool {
+    pattern
+        .split("%.")
+        .skip(1)
+        .any(|rest| rest.bytes().take_while(u8::is_ascii_digit).count() > PRECISION_DIGITS)
+}

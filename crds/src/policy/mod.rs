@@ -1,0 +1,267 @@
+//! The policy engine: what a `PipelinePolicy` means. A policy is compiled once, and then judges objects: pure
+//! functions, so that the webhook and the offline `validate` command cannot disagree.
+//!
+//! It lives beside the rules because they need it: a policy is valid if it compiles here. It has no clock but the
+//! deadline it is given, and never blocks.
+
+mod cel;
+mod check;
+mod field;
+mod meter;
+mod selector;
+mod set;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube_cel::cel::Context;
+use serde::Serialize;
+use serde_json::Value;
+
+pub(crate) use cel::Expression;
+use cel::Variable;
+use check::Check;
+pub(crate) use check::{Bound, compile_regex, compile_schema};
+pub(crate) use field::FieldPath;
+pub use set::PolicySet;
+
+use crate::rules::{Context as RuleContext, Rule, Validate, Violation};
+use crate::v1alpha1::{
+    PipelinePolicy, PipelinePolicySpec, PolicyAction, PolicyDefault, PolicyRule, PolicyTarget,
+};
+
+/// Memory that one compiled regular expression may take: generous for a hand-written one, small against a hostile one.
+pub(crate) const REGEX_BYTES_MAX: usize = 256 * 1024;
+
+/// Places of one field rule that are named in a rejection; the rest is as wrong in the same way.
+const PLACES_SHOWN: usize = 3;
+
+/// The object that is judged, and what is known around it.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// Its kind.
+    pub target: PolicyTarget,
+    /// The object, with its defaults.
+    pub object: &'a Value,
+    /// The object before an update.
+    pub old_object: Option<&'a Value>,
+    /// The admission request: `operation`, `userInfo`, `dryRun` and so on.
+    pub request: Option<&'a Value>,
+    /// The object's namespace.
+    pub namespace: Option<&'a Value>,
+    /// The Pipeline of a run, if it is known.
+    pub pipeline: Option<&'a Value>,
+}
+
+/// A rule that an object breaks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The policy.
+    pub policy: String,
+    /// Its rule; empty if the policy itself is broken.
+    pub rule: String,
+    /// What follows.
+    pub action: PolicyAction,
+    /// The field, for rules about one.
+    pub field: Option<String>,
+    /// What the author of the policy says to it, and what was found.
+    pub message: String,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { policy, rule, action: _, field, message } = self;
+        if let Some(field) = field {
+            write!(f, "{field}: ")?;
+        }
+        match rule.as_str() {
+            "" => write!(f, "{message} [policy {policy}]"),
+            rule => write!(f, "{message} [policy {policy}/{rule}]"),
+        }
+    }
+}
+
+/// A compiled policy.
+#[derive(Debug)]
+pub struct Policy {
+    name: String,
+    targets: Vec<PolicyTarget>,
+    action: PolicyAction,
+    selector: Option<LabelSelector>,
+    rules: Vec<CompiledRule>,
+    defaults: Vec<(FieldPath, Value)>,
+    /// Why it cannot be used; then nothing it selects is admitted.
+    problems: Vec<Violation>,
+}
+
+#[derive(Debug)]
+struct CompiledRule {
+    name: String,
+    message: String,
+    test: Test,
+}
+
+#[derive(Debug)]
+enum Test {
+    Cel(Expression),
+    Field(FieldPath, Check),
+}
+
+impl Policy {
+    /// Compiles a policy. One that cannot be compiled is kept, and denies what it selects: a policy that silently does
+    /// nothing would be worse.
+    pub fn compile(policy: &PipelinePolicy) -> Self {
+        let PipelinePolicySpec { namespace_selector, applies_to, action, rules, defaults } = &policy.spec;
+        let problems = policy.validate(&RuleContext::default());
+        let usable = problems.is_empty();
+        let path =
+            |PolicyDefault { field, value }: &PolicyDefault| Some((field.parse().ok()?, value.clone()));
+        Self {
+            name: policy.metadata.name.clone().unwrap_or_default(),
+            targets: applies_to.clone(),
+            action: *action,
+            selector: namespace_selector.clone(),
+            rules: if usable { rules.iter().filter_map(CompiledRule::compile).collect() } else { Vec::new() },
+            defaults: if usable { defaults.iter().filter_map(path).collect() } else { Vec::new() },
+            problems,
+        }
+    }
+
+    /// A stored policy that does not even have the form of one: it is not known what it selects, so it denies everything.
+    pub fn unreadable(name: &str, why: &str) -> Self {
+        let problem = Violation {
+            field: "spec".to_owned(),
+            rule: Rule::WrongType,
+            message: format!("it cannot be read ({})", one_line(why)),
+            fix: "correct it".to_owned(),
+        };
+        Self {
+            name: name.to_owned(),
+            targets: vec![PolicyTarget::Pipeline, PolicyTarget::PipelineRun],
+            action: PolicyAction::Deny,
+            selector: None,
+            rules: Vec::new(),
+            defaults: Vec::new(),
+            problems: vec![problem],
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Why it cannot be used; empty if it can.
+    pub fn problems(&self) -> &[Violation] {
+        &self.problems
+    }
+
+    /// How many rules and defaults are in force.
+    pub fn size(&self) -> (usize, usize) {
+        (self.rules.len(), self.defaults.len())
+    }
+
+    /// Whether it holds for objects of this kind in a namespace with these labels.
+    pub fn selects(&self, target: PolicyTarget, labels: &BTreeMap<String, String>) -> bool {
+        self.targets.contains(&target)
+            && self.selector.as_ref().is_none_or(|selector| selector::matches(selector, labels))
+    }
+
+    fn variables(&self) -> impl Iterator<Item = Variable> {
+        self.rules.iter().flat_map(|rule| match &rule.test {
+            Test::Cel(expression) => expression.variables.iter().copied().collect::<Vec<_>>(),
+            Test::Field(..) => Vec::new(),
+        })
+    }
+
+    fn judge(&self, subject: &Subject<'_>, scope: &Context<'_>, until: Instant, findings: &mut Vec<Finding>) {
+        let finding = |rule: &str, action, field, message| Finding {
+            policy: self.name.clone(),
+            rule: rule.to_owned(),
+            action,
+            field,
+            message,
+        };
+        if let Some(first) = self.problems.first() {
+            let message = format!(
+                "the policy cannot be used ({first}), so nothing it selects is admitted; its owners must correct or delete it"
+            );
+            findings.push(finding("", PolicyAction::Deny, None, message));
+        }
+        for CompiledRule { name, message, test } in &self.rules {
+            if Instant::now() > until {
+                let message = "the policies could not be evaluated in time; try again".to_owned();
+                findings.push(finding(name, PolicyAction::Deny, None, message));
+                return;
+            }
+            match test {
+                Test::Cel(expression) => match expression.holds(scope, until) {
+                    Ok(true) => {}
+                    Ok(false) => findings.push(finding(name, self.action, None, message.clone())),
+                    Err(failure) => {
+                        let message = format!("{message} (the rule could not be evaluated: {failure})");
+                        findings.push(finding(name, self.action, None, message));
+                    }
+                },
+                Test::Field(path, check) => {
+                    let places = path.places(subject.object).into_iter();
+                    let broken = places.filter_map(|place| Some((check.problem(place.value)?, place.path)));
+                    for (problem, path) in broken.take(PLACES_SHOWN) {
+                        findings.push(finding(
+                            name,
+                            self.action,
+                            Some(path),
+                            format!("it {problem}; {message}"),
+                        ));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl CompiledRule {
+    /// `None` for what [`Validate`] refuses; it is asked first.
+    fn compile(rule: &PolicyRule) -> Option<Self> {
+        let PolicyRule { name, message, cel, field, regex, range, required, forbidden, schema } = rule;
+        let test = match (cel, field) {
+            (Some(cel), None) => Test::Cel(Expression::compile(cel).ok()?),
+            (None, Some(field)) => {
+                let check = match (regex, range, schema) {
+                    (Some(regex), None, None) => Check::Regex(check::compile_regex_whole(regex).ok()?),
+                    (None, Some(range), None) => Check::range(range),
+                    (None, None, Some(schema)) => Check::Schema(Box::new(compile_schema(schema).ok()?)),
+                    _ if *required == Some(true) => Check::Required,
+                    _ if *forbidden == Some(true) => Check::Forbidden,
+                    _ => return None,
+                };
+                Test::Field(field.parse().ok()?, check)
+            }
+            _ => return None,
+        };
+        Some(Self { name: name.clone(), message: message.clone(), test })
+    }
+}
+
+/// A scope with the variables that these policies use; converting an object that no expression looks at is wasted.
+fn scope(policies: &[&Policy], subject: &Subject<'_>) -> Context<'static> {
+    let variables: BTreeSet<Variable> = policies.iter().flat_map(|policy| policy.variables()).collect();
+    cel::scope(&variables, |variable| match variable {
+        Variable::Object => Some(subject.object),
+        Variable::OldObject => subject.old_object,
+        Variable::Request => subject.request,
+        Variable::NamespaceObject => subject.namespace,
+        Variable::Pipeline => subject.pipeline,
+    })
+}
+
+/// Errors of parsers come with a picture of the source; a message has one line.
+pub(crate) fn one_line(text: &str) -> String {
+    const SHOWN: usize = 160;
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().take(SHOWN).collect()
+}
+
+#[cfg(test)]
+mod tests;

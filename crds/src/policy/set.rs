@@ -1,0 +1,92 @@
+//! All policies together, as they are at one moment.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::{Finding, Policy, Subject, scope};
+use crate::v1alpha1::PolicyTarget;
+
+/// The policies in force, ordered by name: the same object gets the same answer from every replica.
+#[derive(Clone, Debug, Default)]
+pub struct PolicySet(BTreeMap<String, Arc<Policy>>);
+
+impl PolicySet {
+    /// Adds a policy, or replaces the one of its name.
+    pub fn insert(&mut self, policy: Arc<Policy>) {
+        self.0.insert(policy.name().to_owned(), policy);
+    }
+
+    /// Removes a policy.
+    pub fn remove(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
+    /// The policies.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Policy>> {
+        self.0.values()
+    }
+
+    /// Everything that breaks a rule, in the order of the policies. The deadline stops what is not evaluated by then, and
+    /// that counts as broken.
+    pub fn judge(
+        &self,
+        subject: &Subject<'_>,
+        labels: &BTreeMap<String, String>,
+        until: Instant,
+    ) -> Vec<Finding> {
+        let selected: Vec<&Policy> = self.selected(subject.target, labels).collect();
+        let mut findings = Vec::new();
+        if selected.is_empty() {
+            return findings;
+        }
+        let scope = scope(&selected, subject);
+        for policy in selected {
+            policy.judge(subject, &scope, until, &mut findings);
+        }
+        findings
+    }
+
+    /// Fills in what policies say for fields that are absent. Of two policies the first by name has its way; doing it
+    /// again changes nothing.
+    ///
+    /// A run that is stored keeps what it has: `stored` is the object before an update, and then a default is filled in
+    /// only where the stored object has it.
+    pub fn fill_in(
+        &self,
+        target: PolicyTarget,
+        labels: &BTreeMap<String, String>,
+        object: &mut Value,
+        stored: Option<&Value>,
+    ) {
+        for policy in self.selected(target, labels) {
+            for (field, value) in &policy.defaults {
+                let kept = |stored: &Value| {
+                    let places = field.places(stored);
+                    !places.is_empty() && places.iter().all(|place| place.value == Some(value))
+                };
+                if stored.is_none_or(kept) {
+                    field.fill(object, value);
+                }
+            }
+        }
+    }
+
+    fn selected(
+        &self,
+        target: PolicyTarget,
+        labels: &BTreeMap<String, String>,
+    ) -> impl Iterator<Item = &Policy> {
+        self.0.values().map(Arc::as_ref).filter(move |policy| policy.selects(target, labels))
+    }
+}
+
+impl FromIterator<Policy> for PolicySet {
+    fn from_iter<I: IntoIterator<Item = Policy>>(policies: I) -> Self {
+        let mut set = Self::default();
+        policies.into_iter().for_each(|policy| set.insert(Arc::new(policy)));
+        set
+    }
+}

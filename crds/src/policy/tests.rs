@@ -1,0 +1,227 @@
+//! Policies as a platform team writes them, and as somebody hostile would.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::*;
+
+fn policy(rules: Value) -> Policy {
+    let object = json!({
+        "metadata": { "name": "p" },
+        "spec": { "appliesTo": ["Pipeline", "PipelineRun"], "rules": rules }
+    });
+    Policy::compile(&serde_json::from_value(object).unwrap())
+}
+
+fn cel(expression: &str) -> Policy {
+    policy(json!([{ "name": "r", "message": "no", "cel": expression }]))
+}
+
+fn run() -> Value {
+    json!({
+        "kind": "PipelineRun", "metadata": { "name": "monday", "namespace": "team-a" },
+        "spec": { "execution": { "parallelism": 20, "list": (0..100).collect::<Vec<_>>() }, "text": "abc" }
+    })
+}
+
+fn findings(policies: impl IntoIterator<Item = Policy>, object: &Value) -> Vec<Finding> {
+    let (request, namespace) =
+        (json!({ "operation": "CREATE" }), json!({ "metadata": { "name": "team-a" } }));
+    let pipeline = json!({ "spec": { "filters": [{ "name": "a" }] } });
+    let subject = Subject {
+        target: PolicyTarget::PipelineRun,
+        object,
+        old_object: None,
+        request: Some(&request),
+        namespace: Some(&namespace),
+        pipeline: Some(&pipeline),
+    };
+    let until = Instant::now() + Duration::from_millis(500);
+    policies.into_iter().collect::<PolicySet>().judge(&subject, &BTreeMap::new(), until)
+}
+
+fn problems(expression: &str) -> String {
+    cel(expression).problems().iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn expressions_see_the_object_the_request_the_namespace_and_the_pipeline() {
+    for holds in [
+        "object.spec.execution.parallelism <= 50",
+        "object.metadata.namespace == namespaceObject.metadata.name",
+        "oldObject == null && request.operation == 'CREATE'",
+        "pipeline.spec.filters.all(f, f.name.startsWith('a'))",
+        "!has(object.spec.sink)",
+        "object.spec.text.matches('^[a-c]+$') && object.spec.text.find('b') == 'b'",
+        "quantity('1Gi').isGreaterThan(quantity('500Mi'))",
+        "sets.contains([1, 2], [1]) && [1, 1].distinct() == [1]",
+        "'a,b'.split(',').map(x, x + '!').join('-') == 'a!-b!'",
+        "'%s is %d'.format(['x', 5]) == 'x is 5'",
+        "duration('90m') <= duration('2h')",
+        "object.spec.execution.list.filter(n, n > 97).size() == 2",
+    ] {
+        assert_eq!(problems(holds), "", "{holds}");
+        assert_eq!(findings([cel(holds)], &run()), [], "{holds}");
+    }
+}
+
+#[test]
+fn a_broken_rule_is_named_with_the_authors_message() {
+    let found = findings([cel("object.spec.execution.parallelism <= 10")], &run());
+    assert_eq!(found.iter().map(ToString::to_string).collect::<Vec<_>>(), ["no [policy p/r]"]);
+    let field = json!([{ "name": "r", "message": "at most 10", "field": "spec.execution.parallelism", "range": { "max": 10 } }]);
+    let found = findings([policy(field)], &run());
+    let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["spec.execution.parallelism: it is \"20\", above 10; at most 10 [policy p/r]"]);
+}
+
+#[test]
+fn an_expression_that_fails_or_is_no_condition_denies_and_says_why() {
+    for (expression, why) in [
+        ("object.spec.execution.timeout == '2h'", "there is no field \"timeout\""),
+        ("object.spec.execution.parallelism", "it is a number, not true or false"),
+        ("object.spec.text / 2 == 1", "could not be evaluated"),
+    ] {
+        let found = findings([cel(expression)], &run());
+        assert!(found.len() == 1 && found[0].message.contains(why), "{found:?}");
+    }
+}
+
+#[test]
+fn names_that_do_not_exist_are_refused_when_the_policy_is_compiled() {
+    for (expression, why) in [
+        ("objekt.spec == 1", "did you mean object?"),
+        ("self.spec == 1", "there is no variable \\\"self\\\""),
+        ("object.items.all(i, j == 1)", "there is no variable"),
+        ("object.spec.text.isShouting()", "there is no function \\\"isShouting\\\""),
+        ("sets.without([1], [2]) == []", "there is no"),
+        ("Pod{} == 1", "type"),
+        ("object.spec.text.matches('(?!x)')", "look-around"),
+    ] {
+        let why = why.replace("\\\"", "\"");
+        assert!(problems(expression).contains(&why), "{expression}: {}", problems(expression));
+    }
+}
+
+#[test]
+fn hostile_expressions_are_refused_or_stopped_and_deny() {
+    let long = |part: &str, times: usize| part.repeat(times);
+    let doubling = format!("['aaaaaaaa']{} == []", long(".map(a,a+a)", 200));
+    let nested = format!("[1]{} == []", long(".map(a,[a,a])", 200));
+    let hostile = [
+        "lists.range(1000000000).size() > 0".to_owned(),
+        "lists.range(40000).map(i, object).size() > 0".to_owned(),
+        "object.spec.execution.list.all(a, object.spec.execution.list.all(b, object.spec.execution.list.all(c, a + b + c >= 0)))".to_owned(),
+        "'%s'.format([lists.range(100000).map(i, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa').join(',')]) == ''".to_owned(),
+        "lists.range(5000).distinct().size() > 0".to_owned(),
+        "lists.range(30000).map(i, 'a').join('').replace('a', lists.range(30000).map(i, 'b').join('')) == ''".to_owned(),
+        doubling,
+        nested,
+    ];
+    for expression in hostile {
+        let started = Instant::now();
+        let found = findings([cel(&expression)], &run());
+        assert_eq!(found.len(), 1, "{expression} was let through");
+        assert!(started.elapsed() < Duration::from_secs(2), "{expression} took {:?}", started.elapsed());
+    }
+}
+
+#[test]
+fn expressions_that_are_too_deep_or_too_long_are_refused_and_the_parser_survives_them() {
+    for expression in [
+        format!("{}1{} == 1", "(".repeat(2000), ")".repeat(2000)),
+        format!("{}1 == 1", "-(".repeat(1000)),
+        format!("object{} == 1", ".a".repeat(2000)),
+        format!("1{} == 1", "+1".repeat(2000)),
+        format!("{}1", "true?1:".repeat(580)),
+        format!("{}{}", "[".repeat(2000), "]".repeat(2000)),
+        "[1].all(a, [1].all(b, [1].all(c, [1].all(d, true))))".to_owned(),
+        " ".repeat(5000),
+        "'%.999999999f'.format([1.0]) == ''".to_owned(),
+        "object.spec.text.format([1]) == ''".to_owned(),
+    ] {
+        let start: String = expression.chars().take(40).collect();
+        assert!(!problems(&expression).is_empty(), "{start}… was accepted");
+    }
+}
+
+#[test]
+fn a_policy_that_cannot_be_used_denies_what_it_selects_even_if_it_only_warns() {
+    let object = json!({
+        "metadata": { "name": "p" },
+        "spec": { "appliesTo": ["PipelineRun"], "action": "Warn", "rules": [{ "name": "r", "message": "m", "cel": "object." }] }
+    });
+    let broken = Policy::compile(&serde_json::from_value(object).unwrap());
+    assert_eq!(broken.size(), (0, 0));
+    assert!(!broken.selects(PolicyTarget::Pipeline, &BTreeMap::new()));
+    let found = findings([broken], &run());
+    assert_eq!((found.len(), found[0].action), (1, PolicyAction::Deny));
+    assert!(found[0].message.contains("cannot be used"), "{found:?}");
+}
+
+#[test]
+fn a_stored_policy_that_cannot_be_read_denies_everything_because_nobody_knows_what_it_selects() {
+    let unreadable = Policy::unreadable("p", "invalid type");
+    assert!(unreadable.selects(PolicyTarget::Pipeline, &BTreeMap::new()));
+    let found = findings([unreadable], &run());
+    assert!(found.len() == 1 && found[0].message.contains("cannot be read"), "{found:?}");
+}
+
+#[test]
+fn past_the_deadline_what_is_not_evaluated_denies() {
+    let subject = Subject {
+        target: PolicyTarget::PipelineRun,
+        object: &run(),
+        old_object: None,
+        request: None,
+        namespace: None,
+        pipeline: None,
+    };
+    let set: PolicySet = [cel("true")].into_iter().collect();
+    let found = set.judge(&subject, &BTreeMap::new(), Instant::now() - Duration::from_millis(1));
+    assert!(found.len() == 1 && found[0].message.contains("in time"), "{found:?}");
+}
+
+#[test]
+fn only_selected_namespaces_and_kinds_are_judged() {
+    let object = json!({
+        "metadata": { "name": "p" },
+        "spec": {
+            "appliesTo": ["PipelineRun"], "namespaceSelector": { "matchLabels": { "env": "prod" } },
+            "rules": [{ "name": "r", "message": "m", "cel": "false" }]
+        }
+    });
+    let policy = Policy::compile(&serde_json::from_value(object).unwrap());
+    let labels = |value: &str| BTreeMap::from([("env".to_owned(), value.to_owned())]);
+    assert!(policy.selects(PolicyTarget::PipelineRun, &labels("prod")));
+    assert!(!policy.selects(PolicyTarget::PipelineRun, &labels("dev")));
+    assert!(!policy.selects(PolicyTarget::PipelineRun, &BTreeMap::new()));
+    assert!(!policy.selects(PolicyTarget::Pipeline, &labels("prod")));
+}
+
+#[test]
+fn the_first_policy_by_name_defaults_and_a_stored_run_keeps_what_it_has() {
+    let defaulting = |name: &str, value: &str| {
+        let object = json!({
+            "metadata": { "name": name },
+            "spec": { "appliesTo": ["PipelineRun"], "defaults": [{ "field": "spec.execution.timeout", "value": value }] }
+        });
+        Policy::compile(&serde_json::from_value(object).unwrap())
+    };
+    let set: PolicySet = [defaulting("b", "2h"), defaulting("a", "1h")].into_iter().collect();
+    let default = |object: Value, stored: Option<&Value>| {
+        let mut object = object;
+        set.fill_in(PolicyTarget::PipelineRun, &BTreeMap::new(), &mut object, stored);
+        object
+    };
+    let bare = json!({ "spec": {} });
+    let filled = json!({ "spec": { "execution": { "timeout": "1h" } } });
+    assert_eq!(default(bare.clone(), None), filled);
+    assert_eq!(default(filled.clone(), None), filled);
+    // Stored before the policies existed: adding a field now would be a change of something immutable.
+    assert_eq!(default(bare.clone(), Some(&bare)), bare);
+    // Stored with the default, and applied again from a file that does not have it.
+    assert_eq!(default(bare, Some(&filled)), filled);
+}

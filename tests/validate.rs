@@ -1,0 +1,182 @@
+//! `openfilter validate`, as a pull request calls it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+use tests::generated::root;
+
+/// Exit code and output.
+fn openfilter(words: &[&str]) -> (u8, String) {
+    let argv = ["openfilter", "validate"].iter().chain(words).map(OsString::from);
+    let mut out = Vec::new();
+    let code = cli::run(argv, &mut out);
+    (code, String::from_utf8(out).unwrap())
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+const COMMIT: &str = r#"apiVersion: v1
+kind: Namespace
+metadata: { name: team-a, labels: { env: prod } }
+---
+apiVersion: filter.plainsight.ai/v1alpha1
+kind: Pipeline
+metadata:
+  name: thumbnails
+  namespace: team-a
+spec:
+  source:
+    bucket: { name: camera-images, prefix: 2026/, region: eu-central-1 }
+  filters:
+    - name: resize
+      image: ghcr.io/acme/resize:1.4
+---
+apiVersion: filter.plainsight.ai/v1alpha1
+kind: PipelineRun
+metadata:
+  name: monday
+  namespace: team-a
+spec:
+  pipelineRef: { name: thumbnails }
+  source:
+    prefix: 2026/11/16/
+  execution:
+    parallelism: 20
+"#;
+
+#[test]
+fn a_good_commit_passes_and_other_objects_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), "commit.yaml", COMMIT);
+    assert_eq!(openfilter(&["-f", &file]), (0, "2 checked, nothing is wrong\n".to_owned()));
+    write(
+        folder.path(),
+        "deep/er/more.yml",
+        COMMIT.replace("monday", "tuesday").replace("thumbnails", "others").as_str(),
+    );
+    write(folder.path(), "notes.txt", "not yaml: [");
+    assert_eq!(openfilter(&["-f", folder.path().to_str().unwrap()]).0, 0);
+    let other = write(folder.path(), "pod.yaml", "apiVersion: v1\nkind: Pod\n");
+    assert!(openfilter(&["-f", &other]).1.contains("no objects"));
+}
+
+#[test]
+fn mistakes_are_shown_with_file_line_and_fix() {
+    let folder = tempfile::tempdir().unwrap();
+    let bad = COMMIT
+        .replace("parallelism: 20", "paralelism: 20")
+        .replace("    prefix: 2026/11/16/", "    prefix: 2025/")
+        .replace("image: ghcr.io/acme/resize:1.4", "image: ghcr.io/Acme/resize:1.4");
+    let file = write(folder.path(), "commit.yaml", &bad);
+    let (code, text) = openfilter(&["-f", &file]);
+    assert_eq!(code, 1);
+    let line = |number: u32, words: &str| {
+        let found =
+            text.lines().any(|line| line.starts_with(&format!("{file}:{number}: ")) && line.contains(words));
+        assert!(found, "no line {number} with {words:?} in\n{text}");
+    };
+    line(15, "Pipeline team-a/thumbnails: spec.filters[0].image");
+    // The run's prefix is held against the Pipeline of the same commit.
+    line(25, "[run-prefix]");
+    line(27, "did you mean parallelism?");
+    assert!(text.ends_with("2 checked, 3 mistakes\n"), "{text}");
+}
+
+#[test]
+fn policies_are_enforced_and_warnings_do_not_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), "commit.yaml", COMMIT);
+    let policy = |action: &str| {
+        format!(
+            "apiVersion: filter.plainsight.ai/v1alpha1\nkind: PipelinePolicy\nmetadata: {{ name: few }}\nspec:\n  appliesTo: [PipelineRun]\n  action: {action}\n  namespaceSelector: {{ matchLabels: {{ env: prod }} }}\n  rules:\n    - name: few\n      message: at most 10\n      field: spec.execution.parallelism\n      range: {{ max: 10 }}\n"
+        )
+    };
+    let deny = write(folder.path(), "policies/p.yaml", &policy("Deny"));
+    let (code, text) = openfilter(&["-f", &file, "--policies", &deny]);
+    assert_eq!(code, 1);
+    assert!(text.contains(&format!("{file}:27: PipelineRun team-a/monday: spec.execution.parallelism: it is \"20\", above 10; at most 10 [policy few/few]")), "{text}");
+    let warn = write(folder.path(), "policies/p.yaml", &policy("Warn"));
+    let (code, text) = openfilter(&["-f", &file, "--policies", &warn]);
+    assert!(code == 0 && text.contains("warning: "), "{text}");
+    // Without the Namespace in the commit its labels can be given.
+    let alone = write(folder.path(), "alone.yaml", COMMIT.split_once("---\n").unwrap().1);
+    write(folder.path(), "policies/p.yaml", &policy("Deny"));
+    assert_eq!(openfilter(&["-f", &alone, "--policies", &deny]).0, 0);
+    assert_eq!(openfilter(&["-f", &alone, "--policies", &deny, "--namespace-label", "env=prod"]).0, 1);
+}
+
+#[test]
+fn the_ready_made_policies_judge_their_examples_as_their_names_say() {
+    for entry in fs::read_dir(root().join("policies")).unwrap() {
+        let folder = entry.unwrap().path();
+        if !folder.is_dir() {
+            continue;
+        }
+        let file = |name: &str| folder.join(name).display().to_string();
+        let judge = |name: &str| openfilter(&["-f", &file(name), "--policies", &file("policy.yaml")]);
+        assert_eq!(judge("accept.yaml").0, 0, "{}", judge("accept.yaml").1);
+        assert_eq!(judge("reject.yaml").0, 1, "{}", judge("reject.yaml").1);
+    }
+}
+
+#[test]
+fn programs_read_json_and_github_reads_annotations() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = write(folder.path(), "commit.yaml", &COMMIT.replace("parallelism: 20", "parallelism: 0"));
+    let (code, text) = openfilter(&["-f", &file, "-o", "json"]);
+    let json: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((code, &json["objects"]), (1, &serde_json::json!(2)));
+    assert_eq!(json["findings"][0]["line"], 27);
+    assert_eq!(json["findings"][0]["rule"], "number-range");
+    assert_eq!(json["findings"][0]["severity"], "error");
+    let (_, text) = openfilter(&["-f", &file, "-o", "github"]);
+    assert!(
+        text.starts_with(&format!(
+            "::error file={file},line=27,title=PipelineRun team-a/monday [number-range]::"
+        )),
+        "{text}"
+    );
+}
+
+#[test]
+fn mistakes_of_the_call_are_told_from_mistakes_of_the_objects() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(openfilter(&[]).0, 2);
+    assert_eq!(openfilter(&["-f", "/no/such/file.yaml"]).0, 2);
+    assert_eq!(openfilter(&["-f", folder.path().to_str().unwrap()]).0, 2);
+    let file = write(folder.path(), "commit.yaml", COMMIT);
+    assert_eq!(openfilter(&["-f", &file, "-o", "xml"]).0, 2);
+    // A folder without policies is a mistyped path, not a policy that all satisfy.
+    assert_eq!(openfilter(&["-f", &file, "--policies", &file]).0, 2);
+    let broken = write(folder.path(), "broken.yaml", "kind: Pipeline\nspec: [1\n");
+    let (code, text) = openfilter(&["-f", &broken]);
+    assert!(code == 1 && text.contains("not YAML"), "{text}");
+    let unknown =
+        write(folder.path(), "kind.yaml", &COMMIT.replace("kind: PipelineRun", "kind: PipelineRuns"));
+    let (code, text) = openfilter(&["-f", &unknown]);
+    assert!(code == 1 && text.contains(":18: ") && text.contains("has no kind \"PipelineRuns\""), "{text}");
+}
+
+#[test]
+fn two_runs_of_a_commit_do_not_share_a_run_id() {
+    let folder = tempfile::tempdir().unwrap();
+    let queue = "  queue: { stream: \"pr:same:work\", group: \"cg:same\" }\n  execution:";
+    let both = COMMIT.replace("  execution:", queue);
+    let twice = format!("{both}---\n{}", both.rsplit_once("---\n").unwrap().1.replace("monday", "tuesday"));
+    let (code, text) = openfilter(&["-f", &write(folder.path(), "commit.yaml", &twice)]);
+    assert!(code == 1 && text.contains("belongs to PipelineRun team-a/monday already"), "{text}");
+}
+
+#[test]
+fn it_is_a_plugin_of_kubectl() {
+    let argv = ["/usr/local/bin/kubectl-openfilter", "validate", "-f", "/no/such/file"].map(OsString::from);
+    assert_eq!(cli::run(argv, &mut Vec::new()), 2);
+}

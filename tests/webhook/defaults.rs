@@ -1,0 +1,81 @@
+//! Defaults: as few changes as possible, and none the second time.
+
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+use tests::examples::{grant, pipeline, policy, run, with};
+
+use crate::harness::{Webhook, path, review, update};
+
+/// What the mutating endpoint does to an object: the patch, and the object with it.
+async fn mutated(webhook: &Webhook, review: &Value) -> (Vec<Value>, Value) {
+    let object = review["request"]["object"].clone();
+    let answer = webhook.client().ask(&path("mutate", &object), review).await;
+    assert_eq!(answer["allowed"], true);
+    let Some(encoded) = answer.get("patch") else { return (Vec::new(), object) };
+    assert_eq!(answer["patchType"], "JSONPatch");
+    let ByteString(text) = serde_json::from_value(encoded.clone()).unwrap();
+    let patch: json_patch::Patch = serde_json::from_slice(&text).unwrap();
+    let mut patched = object;
+    json_patch::patch(&mut patched, &patch).unwrap();
+    (serde_json::from_slice(&text).unwrap(), patched)
+}
+
+fn timeouts() -> Value {
+    json!({
+        "metadata": { "name": "timeouts" },
+        "spec": { "appliesTo": ["PipelineRun"], "defaults": [{ "field": "spec.execution.timeout", "value": "2h" }] }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn defaulting_twice_changes_nothing_the_second_time() {
+    let webhook = Webhook::start();
+    webhook.policy(&timeouts());
+    let bare = with(run(), "/spec/execution", Value::Null);
+    for object in [pipeline(), run(), bare, policy(), grant()] {
+        let (_, once) = mutated(&webhook, &review("CREATE", &object)).await;
+        let (patch, twice) = mutated(&webhook, &review("CREATE", &once)).await;
+        assert_eq!(patch, Vec::<Value>::new(), "{once}");
+        assert_eq!(twice, once);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_patch_holds_what_is_filled_in_and_nothing_else() {
+    let webhook = Webhook::start();
+    webhook.policy(&timeouts());
+    // As the API server sends it: the schema's own defaults are there already.
+    let object = crds::rules::default(
+        crds::rules::Kind::PipelineRun,
+        &with(run(), "/spec/execution", json!({ "maxAttempts": 5 })),
+    );
+    let (patch, _) = mutated(&webhook, &review("CREATE", &object)).await;
+    assert_eq!(patch, [json!({ "op": "add", "path": "/spec/execution/timeout", "value": "2h" })]);
+    let complete = with(object, "/spec/execution/timeout", json!("1h"));
+    assert_eq!(mutated(&webhook, &review("CREATE", &complete)).await.0, Vec::<Value>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stored_run_gets_no_default_that_it_did_not_have() {
+    let webhook = Webhook::start();
+    let stored =
+        crds::rules::default(crds::rules::Kind::PipelineRun, &with(run(), "/spec/execution", json!({})));
+    webhook.policy(&timeouts());
+    let paused = with(stored.clone(), "/spec/suspend", json!(true));
+    assert_eq!(mutated(&webhook, &update(&stored, &paused)).await.0, Vec::<Value>::new());
+    // Applied again from a file without the default: as it was, so that nothing immutable changes.
+    let with_default = with(stored.clone(), "/spec/execution/timeout", json!("2h"));
+    assert_eq!(mutated(&webhook, &update(&with_default, &stored)).await.1, with_default);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_being_deleted_is_left_alone() {
+    let webhook = Webhook::start();
+    webhook.policy(&timeouts());
+    let going = with(
+        with(run(), "/spec/execution", json!({})),
+        "/metadata/deletionTimestamp",
+        json!("2026-11-16T00:00:00Z"),
+    );
+    assert_eq!(mutated(&webhook, &update(&run(), &going)).await.0, Vec::<Value>::new());
+}

@@ -1,0 +1,176 @@
+//! Objects of one commit arrive together: dry-run first, in any order, applied again and again.
+
+use futures::future::join_all;
+use serde_json::{Value, json};
+use tests::examples::{grant, pipeline, run, with};
+
+use crate::harness::{Webhook, dry, over, path, review, update};
+
+fn warnings(answer: &Value) -> String {
+    answer["warnings"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn message(answer: &Value) -> String {
+    answer["status"]["message"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_secret_is_a_warning_on_a_dry_run_and_refused_for_real() {
+    let webhook = Webhook::start();
+    let client = webhook.client();
+    let question = review("CREATE", &pipeline());
+    let trial = client.ask("/validate/pipeline", &dry(question.clone())).await;
+    assert_eq!(trial["allowed"], true);
+    assert!(warnings(&trial).contains("team-a/camera-keys\" does not exist"), "{trial}");
+    let real = client.ask("/validate/pipeline", &question).await;
+    assert_eq!(real["allowed"], false);
+    assert!(message(&real).contains("create it first"), "{real}");
+
+    webhook.secret("team-a", "camera-keys", &["accessKeyId"]);
+    assert_eq!(client.ask("/validate/pipeline", &dry(question.clone())).await["allowed"], true);
+    let malformed = client.ask("/validate/pipeline", &question).await;
+    assert!(message(&malformed).contains("has no secretAccessKey"), "{malformed}");
+
+    webhook.secret("team-a", "camera-keys", &["accessKeyId", "secretAccessKey"]);
+    let good = client.ask("/validate/pipeline", &question).await;
+    assert_eq!((&good["allowed"], warnings(&good).as_str()), (&json!(true), ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipeline_whose_secret_is_gone_can_still_be_changed_elsewhere() {
+    let webhook = Webhook::start();
+    let newer = with(pipeline(), "/spec/filters/0/image", json!("ghcr.io/acme/resize:1.5"));
+    let client = webhook.client();
+    assert_eq!(client.ask("/validate/pipeline", &update(&pipeline(), &newer)).await["allowed"], true);
+    let other = with(newer, "/spec/source/bucket/credentialsSecret/name", json!("other-keys"));
+    assert_eq!(client.ask("/validate/pipeline", &update(&pipeline(), &other)).await["allowed"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_cannot_be_looked_at_is_a_warning() {
+    let webhook = Webhook::start();
+    webhook
+        .live
+        .secrets
+        .lock()
+        .unwrap()
+        .insert(("team-a".into(), "camera-keys".into()), Err("timed out".into()));
+    let answer = webhook.client().create(&pipeline()).await;
+    assert_eq!(answer["allowed"], true);
+    assert!(warnings(&answer).contains("timed out"), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_before_its_pipeline_is_admitted_with_a_warning() {
+    let webhook = Webhook::start();
+    let early = webhook.client().create(&run()).await;
+    assert_eq!(early["allowed"], true);
+    assert!(warnings(&early).contains("the run waits for it"), "{early}");
+    webhook.pipeline(&pipeline());
+    assert_eq!(warnings(&webhook.client().create(&run()).await), "");
+    // Once it is there, it is looked at.
+    let outside = with(run(), "/spec/source/prefix", json!("2025/"));
+    assert!(message(&webhook.client().create(&outside).await).contains("[run-prefix]"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_namespace_is_reached_with_a_grant_only() {
+    let webhook = Webhook::start();
+    let foreign = with(run(), "/spec/pipelineRef/namespace", json!("shared"));
+    let refused = webhook.client().create(&foreign).await;
+    assert!(message(&refused).contains("[reference-grant]"), "{refused}");
+    webhook.grant(&grant());
+    assert_eq!(webhook.client().create(&foreign).await["allowed"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_thousand_concurrent_creates_with_one_run_id_one_is_admitted() {
+    let webhook = Webhook::start();
+    let connection = webhook.client().http2().await;
+    let asks = (0..1000).map(|number| {
+        let object = with(run(), "/metadata/name", json!(format!("run-{number}")));
+        let body = serde_json::to_vec(&review("CREATE", &object)).unwrap();
+        let mut connection = connection.clone();
+        async move {
+            let (_, answer) = over(&mut connection, "/validate/pipelinerun", body).await.unwrap();
+            serde_json::from_slice::<Value>(&answer).unwrap()["response"]["allowed"] == true
+        }
+    });
+    assert_eq!(join_all(asks).await.into_iter().filter(|allowed| *allowed).count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_id_that_is_taken_is_refused_with_its_owner_and_the_owner_may_come_again() {
+    let webhook = Webhook::start();
+    webhook.run(&run());
+    let other = with(run(), "/metadata/name", json!("tuesday"));
+    let refused = webhook.client().create(&other).await;
+    assert!(message(&refused).contains("belongs to PipelineRun \"team-a/monday\""), "{refused}");
+    // Deleted and created again by an engine: the same run.
+    assert_eq!(webhook.client().create(&run()).await["allowed"], true);
+    // A dry run takes nothing away from anybody.
+    let fresh = with(run(), "/spec/queue", json!({ "stream": "pr:new:work", "group": "cg:new" }));
+    let tried = webhook.client().ask("/validate/pipelinerun", &dry(review("CREATE", &fresh))).await;
+    assert_eq!(tried["allowed"], true);
+    let renamed = with(fresh, "/metadata/name", json!("wednesday"));
+    assert_eq!(webhook.client().create(&renamed).await["allowed"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_admitted_stays_changeable_where_nothing_is_judged() {
+    let webhook = Webhook::start();
+    let strict = json!({
+        "metadata": { "name": "strict" },
+        "spec": { "appliesTo": ["PipelineRun"], "rules": [{ "name": "never", "message": "never", "cel": "false" }] }
+    });
+    webhook.policy(&strict);
+    let client = webhook.client();
+    let ask =
+        async |new: &Value| client.ask(&path("validate", new), &update(&run(), new)).await["allowed"].clone();
+    assert_eq!(ask(&with(run(), "/metadata/finalizers", json!(["a/b"]))).await, true);
+    assert_eq!(ask(&with(run(), "/spec/suspend", json!(true))).await, true);
+    let going = with(
+        with(run(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z")),
+        "/spec/execution/parallelism",
+        json!(1),
+    );
+    assert_eq!(ask(&going).await, true);
+    assert_eq!(ask(&with(run(), "/spec/execution/parallelism", json!(1))).await, false);
+    assert_eq!(ask(&with(run(), "/metadata/labels", json!({ "a": "b" }))).await, false);
+    assert_eq!(client.create(&run()).await["allowed"], false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleting_what_is_in_use_warns_and_is_never_refused() {
+    let webhook = Webhook::start();
+    let client = webhook.client();
+    let delete = async |object: &Value| {
+        let answer = client.ask(&path("validate", object), &review("DELETE", object)).await;
+        assert_eq!(answer["allowed"], true);
+        warnings(&answer)
+    };
+    assert_eq!(delete(&pipeline()).await, "");
+    assert_eq!(delete(&grant()).await, "");
+    let foreign = with(run(), "/spec/pipelineRef/namespace", json!("shared"));
+    webhook.run(&run());
+    webhook.run(&with(foreign, "/metadata/name", json!("borrowed")));
+    webhook.grant(&grant());
+    assert!(delete(&pipeline()).await.contains("1 runs of this Pipeline are not finished (team-a/monday)"));
+    assert!(delete(&run()).await.contains("not finished"));
+    assert!(
+        delete(&grant()).await.contains("1 runs that are not finished lose their Pipeline (team-a/borrowed)")
+    );
+    // Taking away an entry of a grant is the same, and adding one is not.
+    let less =
+        with(grant(), "/spec/to", json!([{ "kind": "Pipeline", "name": "other" }, { "kind": "Secret" }]));
+    let answer = client.ask("/validate/referencegrant", &update(&grant(), &less)).await;
+    assert!(warnings(&answer).contains("lose their Pipeline"), "{answer}");
+    let more = with(grant(), "/spec/to/-", json!({ "kind": "Pipeline", "name": "other" }));
+    assert_eq!(warnings(&client.ask("/validate/referencegrant", &update(&grant(), &more)).await), "");
+}

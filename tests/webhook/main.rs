@@ -1,0 +1,13 @@
+//! The admission webhook, called as the API server calls it: over HTTPS, with reviews. `cluster` lets a real API server
+//! do it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cluster;
+mod defaults;
+mod fuzz;
+mod gitops;
+mod harness;
+mod messages;
+mod policies;
+mod protocol;
+mod tls;

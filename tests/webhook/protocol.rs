@@ -1,0 +1,137 @@
+//! HTTP: what is answered to whom, and what happens to those who do not ask properly.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use serde_json::{Value, json};
+use tests::examples::{grant, pipeline, policy, run};
+use webhook::admit::Settings;
+use webhook::server::Limits;
+
+use crate::harness::{Webhook, over, path, review};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn valid_objects_of_every_kind_are_admitted_over_every_protocol() {
+    let webhook = Webhook::start();
+    webhook.secret("team-a", "camera-keys", &["accessKeyId", "secretAccessKey"]);
+    webhook.pipeline(&pipeline());
+    let client = webhook.client();
+    for object in [pipeline(), run(), policy(), grant()] {
+        assert_eq!(client.create(&object).await["allowed"], true, "{object}");
+    }
+    let body = serde_json::to_vec(&review("CREATE", &run())).unwrap();
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        let (status, _) =
+            client.send_with(&[version], "POST", "/validate/pipelinerun", body.clone()).await.unwrap();
+        assert_eq!(status, 200);
+    }
+    let mut connection = client.http2().await;
+    let (status, answer) = over(&mut connection, "/validate/pipelinerun", body).await.unwrap();
+    assert_eq!(status, 200);
+    assert_eq!(serde_json::from_slice::<Value>(&answer).unwrap()["response"]["allowed"], true);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_reviews_get_an_error_that_says_what_is_wrong() {
+    let webhook = Webhook::start();
+    let client = webhook.client();
+    let wrong_kind = serde_json::to_vec(&review("CREATE", &pipeline())).unwrap();
+    let mut old = review("CREATE", &run());
+    old["apiVersion"] = json!("admission.k8s.io/v1beta1");
+    for (body, words) in [
+        (b"".to_vec(), "AdmissionReview"),
+        (b"{".to_vec(), "AdmissionReview"),
+        (b"\xff\xfe".to_vec(), "AdmissionReview"),
+        (b"null".to_vec(), "AdmissionReview"),
+        (vec![b'['; 100_000], "AdmissionReview"),
+        (wrong_kind, "Pipeline"),
+        (serde_json::to_vec(&old).unwrap(), "v1beta1"),
+    ] {
+        let (status, answer) = client.send("POST", "/validate/pipelinerun", body).await.unwrap();
+        let answer: Value = serde_json::from_slice(&answer).unwrap();
+        assert_eq!(status, 400);
+        assert!(answer["message"].as_str().unwrap().contains(words), "{answer}");
+    }
+    let (status, _) = client.send("POST", "/validate/pipelinerun", vec![b' '; 9 << 20]).await.unwrap();
+    assert_eq!(status, 413);
+    assert_eq!(client.send("POST", "/validate/pod", Vec::new()).await.unwrap().0, 404);
+    assert_eq!(client.send("GET", "/validate/pipeline", Vec::new()).await.unwrap().0, 405);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_and_metrics_tell_what_happens() {
+    let webhook = Webhook::start();
+    let client = webhook.client();
+    let get = async |path: &str| {
+        let (status, body) = client.send("GET", path, Vec::new()).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    };
+    assert_eq!(get("/livez").await.0, 200);
+    let (status, text) = get("/readyz").await;
+    assert!(status == 503 && text.contains("waiting for policies"), "{text}");
+    webhook.health.have("policies");
+    assert_eq!(get("/readyz").await.0, 200);
+
+    let mut bad = run();
+    bad["spec"]["execution"]["timeout"] = json!("soon");
+    client.create(&bad).await;
+    client.create(&run()).await;
+    let (_, text) = get("/metrics").await;
+    for line in [
+        "openfilter_webhook_requests_total{kind=\"PipelineRun\",step=\"validate\",outcome=\"denied\"} 1",
+        "openfilter_webhook_requests_total{kind=\"PipelineRun\",step=\"validate\",outcome=\"warned\"} 1",
+        "openfilter_webhook_rules_broken_total{rule=\"duration\"} 1",
+        "openfilter_webhook_request_seconds_count{kind=\"PipelineRun\",step=\"validate\"} 2",
+        "openfilter_webhook_in_flight 0",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+}
+
+/// The API server must be able to ask again, or to let `failurePolicy` decide.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_takes_too_long_is_an_error_and_not_a_verdict() {
+    let limits = Limits { answer: Duration::ZERO, concurrent: 1 };
+    let webhook = Webhook::with(Settings::default(), limits);
+    let client = webhook.client();
+    let body = serde_json::to_vec(&review("CREATE", &policy())).unwrap();
+    // Compiling a policy takes longer than that.
+    let (status, answer) = client.send("POST", "/validate/pipelinepolicy", body).await.unwrap();
+    assert_eq!(status, 503, "{}", String::from_utf8_lossy(&answer));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_beyond_the_limit_wait_and_are_all_answered() {
+    let webhook = Webhook::with(Settings::default(), Limits { concurrent: 2, ..Limits::default() });
+    let connection = webhook.client().http2().await;
+    let body = serde_json::to_vec(&review("CREATE", &run())).unwrap();
+    let answers = (0..200).map(|_| {
+        let (mut connection, body) = (connection.clone(), body.clone());
+        async move { over(&mut connection, "/validate/pipelinerun", body).await.unwrap().0 }
+    });
+    assert!(join_all(answers).await.into_iter().all(|status| status == 200));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_drops_no_request_that_is_on_its_way() {
+    let webhook = Webhook::start();
+    let connection = webhook.client().http2().await;
+    let body = serde_json::to_vec(&review("CREATE", &policy())).unwrap();
+    let requests = (0..50).map(|_| {
+        let (mut connection, body) = (connection.clone(), body.clone());
+        tokio::spawn(async move { over(&mut connection, &path("validate", &policy()), body).await })
+    });
+    let requests: Vec<_> = requests.collect();
+    let metrics = std::sync::Arc::clone(&webhook.metrics);
+    tests::eventually("requests are being answered", || async { metrics.in_flight.get() > 0 }).await;
+    let client = webhook.client();
+    webhook.stop().await;
+    let answers = join_all(requests).await;
+    let answered =
+        answers.iter().filter(|answer| matches!(answer, Ok(Ok((status, _))) if *status == 200)).count();
+    // What the server had not begun when it stopped is told to go elsewhere, and can be sent again.
+    let refused = answers.iter().filter(|answer| matches!(answer, Ok(Err(_)))).count();
+    assert_eq!(answered + refused, 50);
+    assert!(answered > 0);
+    assert!(client.send("GET", "/livez", Vec::new()).await.is_err(), "it still listens");
+}

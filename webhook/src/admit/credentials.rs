@@ -1,0 +1,64 @@
+//! The credentials Secret of a bucket: present and well-formed. Secrets are asked for one at a time and never kept: a
+//! webhook that watched them would hold every password of the cluster.
+
+use crds::v1alpha1::{Bucket, Pipeline};
+use serde_json::Value;
+
+use super::live::Live;
+use crate::review::{Answer, Request};
+
+/// What a bucket's Secret must hold.
+const KEYS: [&str; 2] = ["accessKeyId", "secretAccessKey"];
+
+/// Checks every Secret that a Pipeline names. On a dry run what is missing is a warning: an engine dry-runs a whole
+/// commit before it applies any of it, and the Secret may be in it. On the real apply Secrets come first.
+pub(super) async fn check(live: &dyn Live, request: &Request, answer: &mut Answer) {
+    let Ok(pipeline) = serde_json::from_value::<Pipeline>(request.object.clone()) else { return };
+    let source = ("spec.source.bucket", &pipeline.spec.source.bucket);
+    let sink = pipeline.spec.sink.as_ref().map(|sink| ("spec.sink.bucket", &sink.bucket));
+    for (at, bucket) in [Some(source), sink].into_iter().flatten() {
+        // What was stored with a Secret that is gone now can still be changed elsewhere.
+        if is_new(&request.old_object, at, bucket) {
+            check_one(live, request, at, bucket, answer).await;
+        }
+    }
+}
+
+async fn check_one(live: &dyn Live, request: &Request, at: &str, bucket: &Bucket, answer: &mut Answer) {
+    let Some(reference) = &bucket.credentials_secret else { return };
+    let namespace = reference.namespace.as_deref().unwrap_or(&request.namespace);
+    let title = format!("{at}.credentialsSecret: Secret \"{namespace}/{}\"", reference.name);
+    let problem = match live.secret_keys(namespace, &reference.name).await {
+        Ok(Some(keys)) => {
+            let missing: Vec<&str> = KEYS.into_iter().filter(|key| !keys.contains(*key)).collect();
+            if missing.is_empty() {
+                return;
+            }
+            format!(
+                "{title} has no {}; add it: a bucket's Secret has the keys accessKeyId and secretAccessKey",
+                missing.join(" and ")
+            )
+        }
+        Ok(None) => format!(
+            "{title} does not exist; create it first, with the keys accessKeyId and secretAccessKey, or leave credentialsSecret out to use the identity of the worker's service account"
+        ),
+        // Weather: the operator looks again before it uses it.
+        Err(error) => {
+            answer.warnings.push(format!(
+                "{title} could not be looked at ({error}); it is checked again before it is used"
+            ));
+            return;
+        }
+    };
+    if request.dry_run {
+        answer.warnings.push(problem);
+    } else {
+        answer.reasons.push(problem);
+    }
+}
+
+fn is_new(old: &Value, at: &str, bucket: &Bucket) -> bool {
+    let pointer = format!("/{}/credentialsSecret", at.replace('.', "/"));
+    let old = old.pointer(&pointer).cloned();
+    old.is_none() || old != serde_json::to_value(&bucket.credentials_secret).ok()
+}

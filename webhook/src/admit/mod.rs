@@ -1,0 +1,98 @@
+//! Decides about a request: what to fill in, whether to admit, what to warn of. Reads the world, and for credentials
+//! asks for one Secret; writes nothing.
+
+mod credentials;
+mod delete;
+mod evaluate;
+mod live;
+mod mutate;
+mod validate;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+pub use evaluate::Evaluator;
+pub use live::{Live, Lookup, SecretKeys};
+
+use crate::metrics::Metrics;
+use crate::review::{Answer, Operation, Request};
+use crate::world::{KnownNamespace, World};
+
+/// What an administrator decides.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Networks that endpoints may be in although they are refused by default.
+    pub allowed_networks: Vec<IpNet>,
+    /// Hosts that endpoints may name although they are refused by default.
+    pub allowed_hosts: Vec<String>,
+    /// How long the policies of one request may take.
+    pub policy_timeout: Duration,
+    /// Requests whose policies are evaluated at once.
+    pub evaluations: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            allowed_networks: Vec::new(),
+            allowed_hosts: Vec::new(),
+            policy_timeout: Duration::from_secs(1),
+            evaluations: 8,
+        }
+    }
+}
+
+/// Answers requests.
+pub struct Admission {
+    world: Arc<World>,
+    live: Arc<dyn Live>,
+    settings: Settings,
+    evaluator: Evaluator,
+    metrics: Arc<Metrics>,
+}
+
+impl Admission {
+    /// With what is known of the cluster, and a way to ask for more.
+    pub fn new(world: Arc<World>, live: Arc<dyn Live>, settings: Settings, metrics: Arc<Metrics>) -> Self {
+        let evaluator = Evaluator::new(settings.evaluations, settings.policy_timeout);
+        Self { world, live, settings, evaluator, metrics }
+    }
+
+    /// What is filled in.
+    pub async fn mutate(&self, request: &Request) -> Answer {
+        match self.namespace(&request.namespace).await {
+            Ok(namespace) => mutate::mutate(&self.world.policies(), &namespace, request),
+            Err(problem) => Answer::deny(problem),
+        }
+    }
+
+    /// The namespace of a request. One that the watch has not brought yet is asked for: without its labels the policies
+    /// that select it would not hold for what is created in its first moments.
+    async fn namespace(&self, name: &str) -> Result<Arc<KnownNamespace>, String> {
+        if let Some(known) = self.world.namespace(name) {
+            return Ok(known);
+        }
+        let missing = || KnownNamespace::new(name, BTreeMap::new(), BTreeMap::new());
+        if name.is_empty() {
+            return Ok(Arc::new(missing()));
+        }
+        match self.live.namespace(name).await {
+            Ok(found) => Ok(Arc::new(found.unwrap_or_else(missing))),
+            Err(error) => Err(format!("the namespace {name:?} could not be looked at ({error}); try again")),
+        }
+    }
+
+    /// Whether the object is admitted.
+    pub async fn validate(&self, request: Request) -> Answer {
+        match request.operation {
+            Operation::Create | Operation::Update => self.judge(request).await,
+            Operation::Delete => {
+                Answer { warnings: delete::warnings(&self.world.read(), &request), ..Answer::allow() }
+            }
+            Operation::Connect => Answer::allow(),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The command line. Every flag has an environment variable, for Deployments that prefer those.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use crds::rules::parse_duration;
+use ipnet::IpNet;
+
+use crate::admit::Settings;
+use crate::server::Limits;
+
+/// Admission webhook of OpenFilter Pipelines: fills in defaults, refuses what is wrong with a message that says what to
+/// write instead, and enforces PipelinePolicies. Replicas are equal; run as many as you like.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "webhook", version)]
+pub struct Args {
+    /// Where the API server calls (HTTPS).
+    #[arg(long, env = "WEBHOOK_LISTEN", default_value = "0.0.0.0:8443")]
+    pub listen: SocketAddr,
+
+    /// Where the kubelet and Prometheus call (HTTP): /livez, /readyz, /metrics.
+    #[arg(long, env = "WEBHOOK_HEALTH_LISTEN", default_value = "0.0.0.0:8080")]
+    pub health_listen: SocketAddr,
+
+    /// Folder with tls.crt and tls.key, for example a mounted Secret of cert-manager; changes are taken up. Without it the
+    /// webhook makes its certificates itself.
+    #[arg(long, env = "WEBHOOK_CERT_DIR")]
+    pub cert_dir: Option<PathBuf>,
+
+    /// Namespace the webhook runs in; its certificates are kept there.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "openfilter")]
+    pub namespace: String,
+
+    /// Service by which the API server calls; the certificate is made for it.
+    #[arg(long, env = "WEBHOOK_SERVICE", default_value = "openfilter-webhook")]
+    pub service: String,
+
+    /// Further names and addresses for the certificate.
+    #[arg(long = "name", env = "WEBHOOK_NAMES", value_delimiter = ',')]
+    pub names: Vec<String>,
+
+    /// Secret that holds the certificates the webhook makes.
+    #[arg(long, env = "WEBHOOK_CERT_SECRET", default_value = "openfilter-webhook-tls")]
+    pub cert_secret: String,
+
+    /// Name of the Validating- and MutatingWebhookConfiguration whose caBundle is kept up to date.
+    #[arg(long, env = "WEBHOOK_CONFIGURATION", default_value = "openfilter-webhook")]
+    pub configuration: String,
+
+    /// Network that endpoints may be in although it is loopback, link-local or metadata, for example 127.0.0.0/8.
+    #[arg(long = "allow-endpoint-network", env = "WEBHOOK_ALLOW_ENDPOINT_NETWORKS", value_delimiter = ',')]
+    pub allowed_networks: Vec<IpNet>,
+
+    /// Host that endpoints may name although it is refused by default, for example localhost.
+    #[arg(long = "allow-endpoint-host", env = "WEBHOOK_ALLOW_ENDPOINT_HOSTS", value_delimiter = ',')]
+    pub allowed_hosts: Vec<String>,
+
+    /// How long the policies of one request may take; what is not evaluated then is denied.
+    #[arg(long, env = "WEBHOOK_POLICY_TIMEOUT", default_value = "1s", value_parser = duration)]
+    pub policy_timeout: Duration,
+
+    /// How long an answer may take; keep it below timeoutSeconds of the webhook configurations.
+    #[arg(long, env = "WEBHOOK_ANSWER_TIMEOUT", default_value = "8s", value_parser = duration)]
+    pub answer_timeout: Duration,
+
+    /// Requests that are worked on at once; others wait.
+    #[arg(long, env = "WEBHOOK_CONCURRENCY", default_value_t = 128, value_parser = at_least_one)]
+    pub concurrency: usize,
+
+    /// How long to keep answering after SIGTERM before connections are closed, so that no request comes to a replica
+    /// that is gone while the cluster still sends some.
+    #[arg(long, env = "WEBHOOK_SHUTDOWN_DELAY", default_value = "5s", value_parser = duration)]
+    pub shutdown_delay: Duration,
+
+    /// What is logged, for example info or webhook=debug.
+    #[arg(long, env = "RUST_LOG", default_value = "info")]
+    pub log: String,
+
+    /// Log as JSON.
+    #[arg(long, env = "LOG_JSON")]
+    pub log_json: bool,
+}
+
+impl Args {
+    /// What decides about requests.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            allowed_networks: self.allowed_networks.clone(),
+            allowed_hosts: self.allowed_hosts.clone(),
+            policy_timeout: self.policy_timeout,
+            // Evaluation is computation: more at once than processors only makes each slower.
+            evaluations: std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2)),
+        }
+    }
+
+    /// Limits of the server.
+    pub fn limits(&self) -> Limits {
+        Limits { answer: self.answer_timeout, concurrent: self.concurrency }
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    parse_duration(text)
+        .ok_or_else(|| format!("{text:?} is not a duration: write for example 500ms, 8s or 1m"))
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let number: Option<usize> = text.parse().ok();
+    number.filter(|number| *number > 0).ok_or_else(|| format!("{text:?} is not a whole number above zero"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_flag_has_help_and_an_environment_variable() {
+        let command = Args::command();
+        command.clone().debug_assert();
+        for flag in
+            command.get_arguments().filter(|flag| !["help", "version"].contains(&flag.get_id().as_str()))
+        {
+            assert!(flag.get_env().is_some() && flag.get_help().is_some(), "{}", flag.get_id());
+        }
+    }
+
+    #[test]
+    fn flags_that_make_no_sense_are_refused_with_an_example() {
+        let refused =
+            |flags: &[&str]| Args::try_parse_from([&["webhook"], flags].concat()).unwrap_err().to_string();
+        assert!(refused(&["--policy-timeout", "soon"]).contains("500ms"));
+        assert!(refused(&["--concurrency", "0"]).contains("above zero"));
+        assert!(refused(&["--allow-endpoint-network", "localhost"]).contains("localhost"));
+        assert!(
+            Args::try_parse_from(["webhook", "--allow-endpoint-network", "10.0.0.0/8,127.0.0.0/8"]).is_ok()
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! Single objects of the cluster, asked for while a request waits.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::core::PartialObjectMeta;
+use kube::{Api, Client, ResourceExt};
+
+use crate::admit::{Live, Lookup, SecretKeys};
+use crate::world::KnownNamespace;
+
+/// An answer that takes longer than this is not waited for: the request has a deadline of its own.
+const LIMIT: Duration = Duration::from_secs(3);
+
+/// Asks the API server.
+pub(crate) struct Cluster(pub(crate) Client);
+
+impl Live for Cluster {
+    fn secret_keys<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, SecretKeys> {
+        Box::pin(async move {
+            let api: Api<Secret> = Api::namespaced(self.0.clone(), namespace);
+            let found = in_time(api.get_opt(name)).await?;
+            Ok(found.map(|secret| {
+                let data = secret.data.into_iter().flatten();
+                data.filter(|(_, value)| !value.0.is_empty()).map(|(key, _)| key).collect()
+            }))
+        })
+    }
+
+    fn namespace<'a>(&'a self, name: &'a str) -> Lookup<'a, KnownNamespace> {
+        Box::pin(async move {
+            let api: Api<PartialObjectMeta<Namespace>> = Api::all(self.0.clone());
+            let found = in_time(api.get_opt(name)).await?;
+            Ok(found
+                .map(|found| KnownNamespace::new(name, found.labels().clone(), found.annotations().clone())))
+        })
+    }
+}
+
+async fn in_time<T>(lookup: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
+    let found =
+        tokio::time::timeout(LIMIT, lookup).await.map_err(|_elapsed| "no answer in time".to_owned())?;
+    found.map_err(|error| error.to_string())
+}

@@ -1,0 +1,284 @@
+//! The words that the API server and the webhook exchange: `AdmissionReview` of `admission.k8s.io/v1`.
+//!
+//! Objects stay JSON: what a person wrote must be judged as it is, also where it does not fit the types.
+
+use crds::rules::Kind;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use strum::Display;
+
+const API_VERSION: &str = "admission.k8s.io/v1";
+
+/// The API server cuts a warning off after 256 characters, and drops what is beyond 4,096 in all.
+const WARNING_MAX: usize = 256;
+const WARNINGS_MAX: usize = 4096;
+
+/// A rejection is read in a terminal; after so many mistakes the first ones are put right first.
+const REASONS_MAX: usize = 20;
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Identifies the question; the answer repeats it.
+    pub uid: String,
+    /// Kind of the object.
+    pub kind: Kind,
+    /// What is about to happen to it.
+    pub operation: Operation,
+    /// Namespace of the object; empty for those that have none.
+    pub namespace: String,
+    /// Name of the object; empty if it is yet to be generated.
+    pub name: String,
+    /// Nothing will be stored.
+    pub dry_run: bool,
+    /// The object; null when it is deleted.
+    pub object: Value,
+    /// The object as it is stored; null when it is created.
+    pub old_object: Value,
+    /// The request without the objects, as policies see it.
+    pub about: Value,
+}
+
+/// What is about to happen to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Display)]
+#[serde(rename_all = "UPPERCASE")]
+#[strum(serialize_all = "UPPERCASE")]
+#[allow(missing_docs)]
+pub enum Operation {
+    Create,
+    Update,
+    Delete,
+    Connect,
+}
+
+/// Why a body is not a question that can be answered.
+#[derive(Debug, thiserror::Error)]
+pub enum Malformed {
+    /// Not JSON, or not a review.
+    #[error("read the AdmissionReview: {0}")]
+    Unreadable(String),
+    /// A review of another version.
+    #[error("apiVersion is {0:?}, and only {API_VERSION} is understood")]
+    Version(String),
+    /// About a kind that is not of this API, or not the one of the endpoint.
+    #[error("it is about {found:?}, and this endpoint is for {expected}")]
+    Kind {
+        /// What it is about.
+        found: String,
+        /// What the endpoint is for.
+        expected: Kind,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Review {
+    api_version: String,
+    request: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Fields {
+    uid: String,
+    kind: GroupVersionKind,
+    operation: Operation,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    dry_run: bool,
+}
+
+#[derive(Deserialize)]
+struct GroupVersionKind {
+    group: String,
+    kind: String,
+}
+
+impl Request {
+    /// Reads the question that came to the endpoint of `expected`.
+    pub fn read(body: &[u8], expected: Kind) -> Result<Self, Malformed> {
+        let unreadable = |error: serde_json::Error| Malformed::Unreadable(error.to_string());
+        let Review { api_version, request: mut fields } = serde_json::from_slice(body).map_err(unreadable)?;
+        if api_version != API_VERSION {
+            return Err(Malformed::Version(api_version));
+        }
+        let object = fields.remove("object").unwrap_or_default();
+        let old_object = fields.remove("oldObject").unwrap_or_default();
+        let about = Value::Object(fields);
+        let Fields { uid, kind: GroupVersionKind { group, kind }, operation, namespace, name, dry_run } =
+            Fields::deserialize(&about).map_err(unreadable)?;
+        if group != "filter.plainsight.ai" || kind != expected.to_string() {
+            return Err(Malformed::Kind { found: format!("{group}/{kind}"), expected });
+        }
+        Ok(Self { uid, kind: expected, operation, namespace, name, dry_run, object, old_object, about })
+    }
+
+    /// How people call the object.
+    pub fn title(&self) -> String {
+        let Self { kind, namespace, name, .. } = self;
+        match (namespace.as_str(), name.as_str()) {
+            ("", name) => format!("{kind} {name:?}"),
+            (namespace, "") => format!("{kind} in {namespace:?}"),
+            (namespace, name) => format!("{kind} \"{namespace}/{name}\""),
+        }
+    }
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    /// Why not; the object is admitted if it is empty.
+    pub reasons: Vec<String>,
+    /// The rejection is about a policy, not about a mistake.
+    pub forbidden: bool,
+    /// What the user should know, whether it is admitted or not.
+    pub warnings: Vec<String>,
+    /// Changes to the object.
+    pub patch: Option<json_patch::Patch>,
+}
+
+impl Answer {
+    /// Admitted as it is.
+    pub fn allow() -> Self {
+        Self::default()
+    }
+
+    /// Refused for one reason.
+    pub fn deny(reason: impl Into<String>) -> Self {
+        Self { reasons: vec![reason.into()], ..Self::default() }
+    }
+
+    /// Whether the object is admitted.
+    pub fn allowed(&self) -> bool {
+        self.reasons.is_empty()
+    }
+
+    /// The review that goes back. `title` names the object in a rejection.
+    pub fn into_review(self, uid: &str, title: &str) -> Value {
+        let Self { reasons, forbidden, warnings, patch } = self;
+        let mut response = json!({ "uid": uid, "allowed": reasons.is_empty() });
+        if !reasons.is_empty() {
+            let (code, reason) = if forbidden { (403, "Forbidden") } else { (422, "Invalid") };
+            response["status"] =
+                json!({ "code": code, "reason": reason, "message": rejection(title, &reasons, forbidden) });
+        }
+        if let Some(patch) = patch.filter(|patch| reasons.is_empty() && !patch.0.is_empty()) {
+            // A patch is a list of plain values: it can always be written.
+            let text = serde_json::to_vec(&patch).unwrap_or_default();
+            response["patch"] = json!(k8s_openapi::ByteString(text));
+            response["patchType"] = json!("JSONPatch");
+        }
+        let warnings = bounded(warnings);
+        if !warnings.is_empty() {
+            response["warnings"] = json!(warnings);
+        }
+        json!({ "apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response })
+    }
+}
+
+fn rejection(title: &str, reasons: &[String], forbidden: bool) -> String {
+    let what = if forbidden { "is not allowed" } else { "is not valid" };
+    let shown = reasons.iter().take(REASONS_MAX).map(|reason| format!("\n  {reason}")).collect::<String>();
+    match reasons.len().saturating_sub(REASONS_MAX) {
+        0 => format!("{title} {what}:{shown}"),
+        more => format!("{title} {what}:{shown}\n  and {more} more"),
+    }
+}
+
+/// Warnings as they arrive: each cut to its limit, and as many as there is room for.
+fn bounded(warnings: Vec<String>) -> Vec<String> {
+    const MORE: usize = 32;
+    let (mut kept, mut room, all) = (Vec::new(), WARNINGS_MAX - MORE, warnings.len());
+    for warning in warnings {
+        let short = shorten(&warning);
+        if short.len() > room {
+            kept.push(format!("and {} more warnings", all - kept.len()));
+            break;
+        }
+        room -= short.len();
+        kept.push(short);
+    }
+    kept
+}
+
+fn shorten(warning: &str) -> String {
+    // Control characters are refused in the header that carries warnings.
+    let line: String = warning.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if line.len() <= WARNING_MAX {
+        return line;
+    }
+    let end = line.floor_char_boundary(WARNING_MAX - '…'.len_utf8());
+    format!("{}…", &line[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn review(change: impl FnOnce(&mut Value)) -> Vec<u8> {
+        let mut review = json!({
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "request": {
+                "uid": "u", "operation": "CREATE", "namespace": "team-a", "name": "monday", "dryRun": true,
+                "kind": { "group": "filter.plainsight.ai", "version": "v1alpha1", "kind": "PipelineRun" },
+                "userInfo": { "username": "kim" }, "object": { "a": 1 }, "oldObject": null
+            }
+        });
+        change(&mut review);
+        serde_json::to_vec(&review).unwrap()
+    }
+
+    #[test]
+    fn a_review_is_read_and_policies_see_the_request_without_its_objects() {
+        let request = Request::read(&review(|_| {}), Kind::PipelineRun).unwrap();
+        assert_eq!((request.operation, request.dry_run), (Operation::Create, true));
+        assert_eq!(request.object, json!({ "a": 1 }));
+        assert_eq!(request.about["userInfo"]["username"], "kim");
+        assert_eq!(request.about.get("object"), None);
+        assert_eq!(request.title(), "PipelineRun \"team-a/monday\"");
+    }
+
+    #[test]
+    fn what_is_not_a_review_is_refused_with_the_reason() {
+        let read = |body: &[u8]| Request::read(body, Kind::PipelineRun).unwrap_err().to_string();
+        assert!(read(b"not json").contains("read the AdmissionReview"));
+        assert!(read(b"{}").contains("apiVersion"));
+        assert!(
+            read(&review(|review| review["apiVersion"] = json!("admission.k8s.io/v1beta1")))
+                .contains("v1beta1")
+        );
+        assert!(read(&review(|review| review["request"]["uid"] = json!(5))).contains("string"));
+        assert!(read(&review(|review| review["request"]["operation"] = json!("EAT"))).contains("EAT"));
+        assert!(read(&review(|review| review["request"]["kind"]["kind"] = json!("Pod"))).contains("Pod"));
+        assert!(read(&review(|review| review["request"] = json!(null))).contains("null"));
+        let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(read(deep.as_bytes()).contains("recursion") || read(deep.as_bytes()).contains("expected"));
+    }
+
+    #[test]
+    fn warnings_stay_within_the_limits_of_the_api_server() {
+        let many = vec!["ä".repeat(300); 40];
+        let warnings = bounded(many);
+        assert!(warnings.iter().all(|warning| warning.len() <= WARNING_MAX));
+        assert!(warnings.iter().map(String::len).sum::<usize>() <= WARNINGS_MAX);
+        assert!(
+            warnings.last().is_some_and(|last| last.starts_with("and ") && last.ends_with("more warnings"))
+        );
+        assert_eq!(bounded(vec!["a\nb".into()]), ["a b"]);
+    }
+
+    #[test]
+    fn a_rejection_names_the_object_and_every_reason_up_to_a_limit() {
+        let answer = Answer { reasons: vec!["x".into(); 25], ..Answer::default() };
+        let review = answer.into_review("u", "Pipeline \"a/b\"");
+        assert_eq!(review["response"]["uid"], "u");
+        assert_eq!(review["response"]["allowed"], false);
+        assert_eq!(review["response"]["status"]["code"], 422);
+        let message = review["response"]["status"]["message"].as_str().unwrap();
+        assert!(message.starts_with("Pipeline \"a/b\" is not valid:\n  x\n  x"), "{message}");
+        assert!(message.ends_with("and 5 more"), "{message}");
+    }
+}

@@ -1,0 +1,214 @@
+//! The HTTPS server: reads reviews, hands them to [`Admission`], writes answers. Its limits are here: how large a body
+//! is, how long an answer may take, how many are worked on at once.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum_server::Handle;
+use axum_server::tls_rustls::RustlsConfig;
+use crds::rules::Kind;
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use crate::admit::Admission;
+use crate::health::Health;
+use crate::metrics::{Metrics, Outcome};
+use crate::review::{Answer, Request};
+
+/// An object and its old version, each as large as the API server accepts (3 MiB), and what is around them.
+const BODY_MAX: usize = 8 * 1024 * 1024;
+
+/// How long connections are kept open for requests that are on their way when the server is told to stop.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// Limits of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// How long an answer may take. The API server waits 10 seconds by default; this is below.
+    pub answer: Duration,
+    /// Requests that are worked on at once; others wait.
+    pub concurrent: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { answer: Duration::from_secs(8), concurrent: 128 }
+    }
+}
+
+/// What requests share.
+pub struct Shared {
+    admission: Admission,
+    metrics: Arc<Metrics>,
+    limits: Limits,
+    slots: Semaphore,
+}
+
+/// One of the two questions that the API server asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Mutate,
+    Validate,
+}
+
+impl Step {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mutate => "mutate",
+            Self::Validate => "validate",
+        }
+    }
+}
+
+/// The endpoints: `/mutate/<kind>` and `/validate/<kind>`, each kind in lower case.
+pub fn router(admission: Admission, metrics: Arc<Metrics>, limits: Limits, health: Health) -> Router {
+    let slots = Semaphore::new(limits.concurrent.max(1));
+    let shared = Arc::new(Shared { admission, metrics: Arc::clone(&metrics), limits, slots });
+    let mut router = Router::new();
+    for kind in [Kind::Pipeline, Kind::PipelineRun, Kind::PipelinePolicy, Kind::ReferenceGrant] {
+        for step in [Step::Mutate, Step::Validate] {
+            let path = format!("/{}/{}", step.name(), kind.to_string().to_lowercase());
+            let answer =
+                move |State(shared): State<Arc<Shared>>, body: Body| answer(shared, step, kind, body);
+            router = router.route(&path, post(answer));
+        }
+    }
+    router.with_state(shared).merge(health_router(metrics, health))
+}
+
+/// `/livez`, `/readyz` and `/metrics`: also on a port of their own, without TLS, for the kubelet and Prometheus.
+pub fn health_router(metrics: Arc<Metrics>, health: Health) -> Router {
+    let ready = move || {
+        let missing = health.missing();
+        async move {
+            match missing.as_slice() {
+                [] => (StatusCode::OK, "ok\n".to_owned()),
+                missing => (StatusCode::SERVICE_UNAVAILABLE, format!("waiting for {}\n", missing.join(", "))),
+            }
+        }
+    };
+    let text = move || {
+        let text = metrics.text();
+        async move {
+            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+        }
+    };
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(text))
+}
+
+async fn answer(shared: Arc<Shared>, step: Step, kind: Kind, body: Body) -> Response {
+    let started = Instant::now();
+    shared.metrics.in_flight.inc();
+    let limited = timeout(shared.limits.answer, async {
+        // Waiting for a slot counts as part of the answer: the API server's patience does.
+        let _slot = shared.slots.acquire().await;
+        review(&shared, step, kind, body).await
+    });
+    let (response, outcome) = limited.await.unwrap_or_else(|_elapsed| {
+        warn!(%kind, step = step.name(), "no answer in time");
+        let message = format!("the webhook had no answer within {:?}; try again", shared.limits.answer);
+        (failure(StatusCode::SERVICE_UNAVAILABLE, &message), Outcome::Late)
+    });
+    shared.metrics.in_flight.dec();
+    shared.metrics.answered(kind, step.name(), outcome, started.elapsed());
+    response
+}
+
+async fn review(shared: &Shared, step: Step, kind: Kind, body: Body) -> (Response, Outcome) {
+    let malformed = |status, message: &str| (failure(status, message), Outcome::Malformed);
+    let body: Bytes = match to_bytes(body, BODY_MAX).await {
+        Ok(body) => body,
+        Err(error) => {
+            let message = format!("read the body, of at most {BODY_MAX} bytes: {error}");
+            return malformed(StatusCode::PAYLOAD_TOO_LARGE, &message);
+        }
+    };
+    let request = match Request::read(&body, kind) {
+        Ok(request) => request,
+        Err(error) => return malformed(StatusCode::BAD_REQUEST, &error.to_string()),
+    };
+    let (uid, title, operation, dry_run) =
+        (request.uid.clone(), request.title(), request.operation, request.dry_run);
+    let answer = match step {
+        Step::Mutate => shared.admission.mutate(&request).await,
+        Step::Validate => shared.admission.validate(request).await,
+    };
+    let outcome = outcome(&answer);
+    debug!(object = title, %operation, dry_run, step = step.name(), ?outcome, "answered");
+    let review = answer.into_review(&uid, &title);
+    (([(header::CONTENT_TYPE, "application/json")], review.to_string()).into_response(), outcome)
+}
+
+fn outcome(answer: &Answer) -> Outcome {
+    if !answer.allowed() {
+        Outcome::Denied
+    } else if answer.patch.as_ref().is_some_and(|patch| !patch.0.is_empty()) {
+        Outcome::Patched
+    } else if !answer.warnings.is_empty() {
+        Outcome::Warned
+    } else {
+        Outcome::Allowed
+    }
+}
+
+/// An HTTP error as the API server prints it.
+fn failure(status: StatusCode, message: &str) -> Response {
+    let body = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": status.as_u16() });
+    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}
+
+/// A server that listens already.
+pub struct Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    handle: Handle<SocketAddr>,
+    task: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+impl Server {
+    /// Serves over TLS if there is a configuration, plainly otherwise.
+    pub fn start(
+        listener: TcpListener,
+        tls: Option<Arc<rustls::ServerConfig>>,
+        router: Router,
+    ) -> std::io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let (address, handle) = (listener.local_addr()?, Handle::new());
+        let service = router.into_make_service();
+        let task = match tls {
+            Some(tls) => {
+                let server = axum_server::from_tcp_rustls(listener, RustlsConfig::from_config(tls))?;
+                tokio::spawn(server.handle(handle.clone()).serve(service))
+            }
+            None => tokio::spawn(axum_server::from_tcp(listener)?.handle(handle.clone()).serve(service)),
+        };
+        Ok(Self { address, handle, task })
+    }
+
+    /// Takes no new connections, finishes the requests that are there, and returns when they are.
+    pub async fn stop(self) -> std::io::Result<()> {
+        self.handle.graceful_shutdown(Some(DRAIN));
+        self.task.await.map_err(std::io::Error::other)?
+    }
+
+    /// Waits until the server ends by itself, which it does only by an error.
+    pub async fn failed(&mut self) -> std::io::Error {
+        match (&mut self.task).await {
+            Ok(Ok(())) => std::io::Error::other("the server ended"),
+            Ok(Err(error)) => error,
+            Err(error) => std::io::Error::other(error),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Tells the API server whom to trust: the `caBundle` of the webhook configurations, and nothing else of them. By
+//! server-side apply, so that whoever owns the rest (a GitOps engine) sees no drift in what it owns.
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+use tracing::info;
+
+use crate::status::FIELD_MANAGER;
+
+/// Writes the bundle into both configurations, where it is not there yet. A configuration that does not exist is left
+/// so: it may be applied later, and the next pass finds it.
+pub async fn publish(client: &Client, name: &str, bundle: &str) -> Result<(), kube::Error> {
+    publish_one::<ValidatingWebhookConfiguration>(client, name, bundle).await?;
+    publish_one::<MutatingWebhookConfiguration>(client, name, bundle).await
+}
+
+async fn publish_one<K: Configuration>(client: &Client, name: &str, bundle: &str) -> Result<(), kube::Error> {
+    let api: Api<K> = Api::all(client.clone());
+    let Some(found) = api.get_opt(name).await? else { return Ok(()) };
+    if let Some(patch) = patch(name, &found, bundle) {
+        api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await?;
+        info!(kind = K::KIND, name, "told the API server whom to trust");
+    }
+    Ok(())
+}
+
+/// The fields to apply: of every webhook its name, which is the key of the list, and the bundle. `None` if all have it.
+fn patch<K: Configuration>(name: &str, found: &K, bundle: &str) -> Option<Value> {
+    let encoded = ByteString(bundle.as_bytes().to_owned());
+    let webhooks = found.webhooks();
+    if webhooks.is_empty() || webhooks.iter().all(|(_, client)| client.ca_bundle.as_ref() == Some(&encoded)) {
+        return None;
+    }
+    let webhooks: Vec<Value> = webhooks
+        .iter()
+        .map(|(name, _)| json!({ "name": name, "clientConfig": { "caBundle": encoded } }))
+        .collect();
+    Some(json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": K::KIND,
+        "metadata": { "name": name }, "webhooks": webhooks
+    }))
+}
+
+/// The two kinds of configuration, which differ in nothing that matters here.
+trait Configuration: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize {
+    const KIND: &'static str;
+    fn webhooks(&self) -> Vec<(&str, &WebhookClientConfig)>;
+}
+
+impl Configuration for ValidatingWebhookConfiguration {
+    const KIND: &'static str = "ValidatingWebhookConfiguration";
+    fn webhooks(&self) -> Vec<(&str, &WebhookClientConfig)> {
+        self.webhooks
+            .iter()
+            .flatten()
+            .map(|webhook| (webhook.name.as_str(), &webhook.client_config))
+            .collect()
+    }
+}
+
+impl Configuration for MutatingWebhookConfiguration {
+    const KIND: &'static str = "MutatingWebhookConfiguration";
+    fn webhooks(&self) -> Vec<(&str, &WebhookClientConfig)> {
+        self.webhooks
+            .iter()
+            .flatten()
+            .map(|webhook| (webhook.name.as_str(), &webhook.client_config))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn configuration(bundle: Option<&str>) -> ValidatingWebhookConfiguration {
+        let bundle = bundle.map(|text| ByteString(text.as_bytes().to_owned()));
+        let webhook = |name: &str| {
+            json!({
+                "name": name, "sideEffects": "None", "admissionReviewVersions": ["v1"],
+                "clientConfig": { "service": { "name": "w", "namespace": "n" }, "caBundle": bundle }
+            })
+        };
+        serde_json::from_value(
+            json!({ "metadata": { "name": "w" }, "webhooks": [webhook("a"), webhook("b")] }),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn only_the_bundle_is_applied_and_only_where_it_differs() {
+        let patch_of = |found: &ValidatingWebhookConfiguration| patch("w", found, "new");
+        let applied = patch_of(&configuration(Some("old"))).unwrap();
+        let bundle = json!(ByteString(b"new".to_vec()));
+        assert_eq!(
+            applied["webhooks"],
+            json!([
+                { "name": "a", "clientConfig": { "caBundle": bundle } },
+                { "name": "b", "clientConfig": { "caBundle": bundle } },
+            ])
+        );
+        assert!(patch_of(&configuration(None)).is_some());
+        assert_eq!(patch_of(&configuration(Some("new"))), None);
+        let empty: ValidatingWebhookConfiguration =
+            serde_json::from_value(json!({ "metadata": {} })).unwrap();
+        assert_eq!(patch_of(&empty), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! Certificates that the webhook makes itself, kept in one Secret for all replicas. There is no leader: whoever finds
+//! that something must be renewed writes it with the version it has read, so that of several one wins, and the others
+//! take up what it wrote.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::PostParams;
+use kube::{Api, Client, ResourceExt};
+use time::OffsetDateTime;
+use tracing::{info, warn};
+
+use super::issue::{IssueError, Material};
+use super::{Certificates, PemError, bundle};
+use crate::metrics::Metrics;
+
+/// Often enough that every replica serves a new certificate, and trusts a new authority, well within the overlap.
+const LOOK: Duration = Duration::from_secs(60);
+/// While there is no certificate yet nothing can be served.
+const LOOK_AT_START: Duration = Duration::from_secs(2);
+
+/// Keeps the certificates.
+#[derive(Clone)]
+pub struct Managed {
+    /// The client.
+    pub client: Client,
+    /// Namespace of the Secret.
+    pub namespace: String,
+    /// Name of the Secret.
+    pub secret: String,
+    /// Names and addresses that the certificate is for.
+    pub names: Vec<String>,
+    /// Name of the webhook configurations whose `caBundle` is kept up to date.
+    pub configuration: String,
+    /// Where certificates are taken up.
+    pub certificates: Arc<Certificates>,
+    /// Where they are counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum ManagedError {
+    /// The Secret could not be read or written.
+    #[error("keep the certificates in Secret {name}: {source}")]
+    Secret {
+        /// Namespace and name.
+        name: String,
+        /// Why.
+        source: Box<kube::Error>,
+    },
+    /// None could be made.
+    #[error(transparent)]
+    Issue(#[from] IssueError),
+    /// It could not be used.
+    #[error(transparent)]
+    Use(#[from] PemError),
+    /// Another replica wrote at the same moment; what it wrote is read next.
+    #[error("another replica renews the certificates")]
+    Beaten,
+}
+
+impl Managed {
+    /// Looks after the certificates for ever; `ready` is called when the first is taken up.
+    pub async fn keep(self, ready: impl FnOnce()) {
+        let mut ready = Some(ready);
+        loop {
+            match self.pass().await {
+                Ok(()) => {
+                    if let Some(ready) = ready.take() {
+                        ready();
+                    }
+                }
+                Err(ManagedError::Beaten) => {}
+                Err(error) => warn!(%error, "the certificates could not be looked after"),
+            }
+            tokio::time::sleep(if ready.is_some() { LOOK_AT_START } else { LOOK }).await;
+        }
+    }
+
+    /// One look: renew if it is time, take up what is there, and see that the API server trusts it.
+    pub async fn pass(&self) -> Result<(), ManagedError> {
+        let material = self.current(OffsetDateTime::now_utc()).await?;
+        // Trusted before it is served.
+        if let Err(error) = bundle::publish(&self.client, &self.configuration, &material.bundle).await {
+            warn!(%error, "the API server may not trust the webhook");
+        }
+        let taken = self.certificates.take_up(material.certificate.as_bytes(), material.key.as_bytes())?;
+        if let Some(expires) = taken {
+            self.metrics.certificate_expires(expires);
+            info!(secret = self.secret, expires, "took up a certificate");
+        }
+        Ok(())
+    }
+
+    async fn current(&self, now: OffsetDateTime) -> Result<Material, ManagedError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let Some(stored) = api.get_opt(&self.secret).await.map_err(|error| self.failed(error))? else {
+            let material = Material::create(&self.names, now)?;
+            let created = api.create(&PostParams::default(), &self.write(&material, None)).await;
+            return created.map(|_| material).map_err(|error| self.failed(error));
+        };
+        let read = read(&stored);
+        let renewed = match &read {
+            Some(material) => material.renewed(&self.names, now)?,
+            None => Some(Material::create(&self.names, now)?),
+        };
+        match (renewed, read) {
+            (Some(material), _) => {
+                let secret = self.write(&material, stored.resource_version());
+                let written = api.replace(&self.secret, &PostParams::default(), &secret).await;
+                info!(secret = self.secret, "renewed the certificates");
+                written.map(|_| material).map_err(|error| self.failed(error))
+            }
+            (None, Some(material)) => Ok(material),
+            (None, None) => Err(ManagedError::Beaten),
+        }
+    }
+
+    fn write(&self, material: &Material, version: Option<String>) -> Secret {
+        let Material { bundle, authority_key, certificate, key } = material;
+        let data =
+            [("ca.crt", bundle), ("ca.key", authority_key), ("tls.crt", certificate), ("tls.key", key)];
+        let data =
+            data.into_iter().map(|(name, text)| (name.to_owned(), ByteString(text.clone().into_bytes())));
+        let mut secret = Secret { type_: Some("kubernetes.io/tls".to_owned()), ..Secret::default() };
+        secret.metadata.name = Some(self.secret.clone());
+        secret.metadata.namespace = Some(self.namespace.clone());
+        secret.metadata.resource_version = version;
+        secret.metadata.labels = Some(BTreeMap::from([(
+            "app.kubernetes.io/managed-by".to_owned(),
+            "openfilter-webhook".to_owned(),
+        )]));
+        secret.data = Some(data.collect());
+        secret
+    }
+
+    fn failed(&self, error: kube::Error) -> ManagedError {
+        match &error {
+            kube::Error::Api(status) if status.code == 409 => ManagedError::Beaten,
+            _ => ManagedError::Secret {
+                name: format!("{}/{}", self.namespace, self.secret),
+                source: Box::new(error),
+            },
+        }
+    }
+}
+
+fn read(secret: &Secret) -> Option<Material> {
+    let data = secret.data.as_ref()?;
+    let text = |name: &str| String::from_utf8(data.get(name)?.0.clone()).ok();
+    Some(Material {
+        bundle: text("ca.crt")?,
+        authority_key: text("ca.key")?,
+        certificate: text("tls.crt")?,
+        key: text("tls.key")?,
+    })
+}
+
+/// The names by which the API server calls a service.
+pub fn service_names(service: &str, namespace: &str) -> Vec<String> {
+    let short = format!("{service}.{namespace}.svc");
+    vec![
+        short.clone(),
+        format!("{short}.cluster.local"),
+        format!("{service}.{namespace}"),
+        service.to_owned(),
+    ]
+}

@@ -1,0 +1,256 @@
+//! What the webhook knows of the cluster: policies, Pipelines, runs, grants and namespaces, kept up to date by watches.
+//! Every replica has its own, and none asks another.
+//!
+//! No client here: `watch.rs` fills it, tests fill it directly, and requests read it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use crds::policy::{Policy, PolicySet};
+use crds::run_id::RunId;
+use crds::v1alpha1::{Phase, Pipeline, PipelineReference, PipelineRun, ReferenceGrant};
+use serde_json::Value;
+
+/// How long a runId stays with the run that was just admitted, until the watch shows it: much longer than a watch lags,
+/// and short enough that a create that failed after admission does not matter.
+const RESERVED: Duration = Duration::from_secs(10);
+
+/// Namespace and name.
+pub type Key = (String, String);
+
+/// What is known of the cluster.
+#[derive(Debug, Default)]
+pub struct World {
+    index: RwLock<Index>,
+    reserved: Mutex<HashMap<String, (Key, Instant)>>,
+}
+
+/// The objects by what is asked about them.
+#[derive(Debug, Default)]
+pub struct Index {
+    /// Compiled policies. Shared, so that a request keeps the set it began with.
+    pub policies: Arc<PolicySet>,
+    /// Pipelines, typed for the rules and as JSON for the policies.
+    pub pipelines: HashMap<Key, Arc<KnownPipeline>>,
+    /// Runs.
+    pub runs: HashMap<Key, KnownRun>,
+    run_ids: HashMap<String, BTreeSet<Key>>,
+    /// Grants.
+    pub grants: BTreeMap<Key, ReferenceGrant>,
+    /// Namespaces.
+    pub namespaces: HashMap<String, Arc<KnownNamespace>>,
+}
+
+/// A Pipeline.
+#[derive(Debug)]
+pub struct KnownPipeline {
+    /// For the rules.
+    pub typed: Pipeline,
+    /// For the policies.
+    pub json: Value,
+}
+
+/// What is remembered of a run: a cluster may have many thousands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KnownRun {
+    /// Its id; `None` if its queue keys are malformed.
+    pub run_id: Option<String>,
+    /// What it refers to.
+    pub pipeline: PipelineReference,
+    /// Nothing will happen any more.
+    pub finished: bool,
+}
+
+/// A namespace.
+#[derive(Debug, Default)]
+pub struct KnownNamespace {
+    /// Its labels, for selectors.
+    pub labels: BTreeMap<String, String>,
+    /// Its metadata, for expressions.
+    pub json: Value,
+}
+
+impl World {
+    /// Looks at the index. Held for moments only: never over an await.
+    pub fn read(&self) -> RwLockReadGuard<'_, Index> {
+        // A panic while writing leaves single entries as they were, so the index stays usable.
+        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the index.
+    pub fn write(&self) -> RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The policies as they are now.
+    pub fn policies(&self) -> Arc<PolicySet> {
+        Arc::clone(&self.read().policies)
+    }
+
+    /// A namespace; `None` if no watch has brought it yet.
+    pub fn namespace(&self, name: &str) -> Option<Arc<KnownNamespace>> {
+        self.read().namespaces.get(name).map(Arc::clone)
+    }
+
+    /// Another run that has this runId, if there is one. On a real create the id is reserved for the asker, so that of
+    /// two requests that this replica answers before either is seen by the watch only one is admitted. Between replicas
+    /// the operator decides, by an atomic guard in the queue.
+    pub fn taken(&self, run_id: &RunId, asker: &Key, reserve: bool) -> Option<Key> {
+        let stored = self
+            .read()
+            .run_ids
+            .get(run_id.as_str())
+            .and_then(|keys| keys.iter().find(|key| *key != asker).cloned());
+        if stored.is_some() {
+            return stored;
+        }
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.retain(|_, (_, since)| since.elapsed() < RESERVED);
+        match reserved.get(run_id.as_str()) {
+            Some((holder, _)) if holder != asker => Some(holder.clone()),
+            _ => {
+                if reserve {
+                    reserved.insert(run_id.as_str().to_owned(), (asker.clone(), Instant::now()));
+                }
+                None
+            }
+        }
+    }
+}
+
+impl Index {
+    /// Puts a compiled policy in force.
+    pub fn set_policy(&mut self, policy: Policy) {
+        Arc::make_mut(&mut self.policies).insert(Arc::new(policy));
+    }
+
+    /// Adds a run, or what has become of it.
+    pub fn set_run(&mut self, run: &PipelineRun) {
+        let (namespace, name) = (run.metadata.namespace.clone(), run.metadata.name.clone());
+        let key = (namespace.unwrap_or_default(), name.unwrap_or_default());
+        let known = KnownRun::new(run, &key);
+        self.remove_run(&key);
+        if let Some(run_id) = &known.run_id {
+            self.run_ids.entry(run_id.clone()).or_default().insert(key.clone());
+        }
+        self.runs.insert(key, known);
+    }
+
+    /// Removes a run.
+    pub fn remove_run(&mut self, key: &Key) {
+        let Some(run_id) = self.runs.remove(key).and_then(|run| run.run_id) else { return };
+        if let Some(keys) = self.run_ids.get_mut(&run_id) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.run_ids.remove(&run_id);
+            }
+        }
+    }
+
+    /// Forgets all runs.
+    pub fn clear_runs(&mut self) {
+        self.runs.clear();
+        self.run_ids.clear();
+    }
+
+    /// Runs that are not finished and refer to this Pipeline.
+    pub fn active_runs<'a>(&'a self, pipeline: &'a Key) -> impl Iterator<Item = &'a Key> {
+        let refers = move |(key, run): &(&'a Key, &KnownRun)| {
+            let namespace = run.pipeline.namespace.as_ref().unwrap_or(&key.0);
+            !run.finished && run.pipeline.name == pipeline.1 && *namespace == pipeline.0
+        };
+        self.runs.iter().filter(refers).map(|(key, _)| key)
+    }
+}
+
+impl KnownRun {
+    fn new(run: &PipelineRun, key: &Key) -> Self {
+        let phase = run.status.as_ref().and_then(|status| status.phase);
+        Self {
+            run_id: run_id(run, &key.0, &key.1).map(|id| id.as_str().to_owned()),
+            pipeline: run.spec.pipeline_ref.clone(),
+            finished: matches!(phase, Some(Phase::Succeeded | Phase::Failed)),
+        }
+    }
+}
+
+/// The id of a run: the one in its queue keys, or derived from namespace and name.
+pub fn run_id(run: &PipelineRun, namespace: &str, name: &str) -> Option<RunId> {
+    match &run.spec.queue {
+        Some(keys) => RunId::from_keys(keys).ok(),
+        None => RunId::derive(namespace, name).ok(),
+    }
+}
+
+impl KnownNamespace {
+    /// A namespace with these labels.
+    pub fn new(name: &str, labels: BTreeMap<String, String>, annotations: BTreeMap<String, String>) -> Self {
+        let json = serde_json::json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": { "name": name, "labels": labels, "annotations": annotations }
+        });
+        Self { labels, json }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn run(name: &str, stream: Option<&str>, phase: &str) -> PipelineRun {
+        let queue =
+            stream.map(|id| json!({ "stream": format!("pr:{id}:work"), "group": format!("cg:{id}") }));
+        serde_json::from_value(json!({
+            "metadata": { "namespace": "team-a", "name": name },
+            "spec": { "pipelineRef": { "name": "p" }, "queue": queue }, "status": { "phase": phase }
+        }))
+        .unwrap()
+    }
+
+    fn key(name: &str) -> Key {
+        ("team-a".into(), name.into())
+    }
+
+    #[test]
+    fn a_run_id_belongs_to_the_first_run_that_has_it() {
+        let world = World::default();
+        world.write().set_run(&run("monday", None, "Running"));
+        let id: RunId = "team-a.monday".parse().unwrap();
+        assert_eq!(world.taken(&id, &key("monday"), true), None);
+        assert_eq!(world.taken(&id, &key("other"), true), Some(key("monday")));
+        world.write().remove_run(&key("monday"));
+        assert_eq!(world.read().run_ids.len(), 0);
+    }
+
+    #[test]
+    fn a_run_id_is_reserved_until_the_watch_shows_the_run_and_a_dry_run_reserves_nothing() {
+        let world = World::default();
+        let id: RunId = "x".parse().unwrap();
+        assert_eq!(world.taken(&id, &key("a"), false), None);
+        assert_eq!(world.taken(&id, &key("b"), true), None);
+        assert_eq!(world.taken(&id, &key("b"), true), None);
+        assert_eq!(world.taken(&id, &key("a"), true), Some(key("b")));
+    }
+
+    #[test]
+    fn a_run_that_changes_its_id_gives_the_old_one_back() {
+        let world = World::default();
+        world.write().set_run(&run("monday", Some("one"), "Running"));
+        world.write().set_run(&run("monday", Some("two"), "Running"));
+        assert_eq!(world.taken(&"one".parse().unwrap(), &key("other"), false), None);
+        assert_eq!(world.taken(&"two".parse().unwrap(), &key("other"), false), Some(key("monday")));
+    }
+
+    #[test]
+    fn finished_runs_are_not_active() {
+        let mut index = Index::default();
+        index.set_run(&run("a", None, "Running"));
+        index.set_run(&run("b", None, "Succeeded"));
+        index.set_run(&run("c", None, "Failed"));
+        assert_eq!(index.active_runs(&key("p")).collect::<Vec<_>>(), [&key("a")]);
+        assert_eq!(index.active_runs(&key("q")).count(), 0);
+    }
+}
