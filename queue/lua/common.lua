@@ -38,3 +38,16 @@ local function fields_of(entry)
   for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
   return fields
 end
+
+-- Files that wait (of these: for their back-off) and files that are claimed; or nothing, if with the files that are
+-- settled they are not all files that were listed, which is how a part that was lost is noticed.
+local function backlog()
+  local counts = redis.call('HMGET', META, 'total', 'succeeded', 'failed')
+  local total, succeeded, failed = tonumber(counts[1]), tonumber(counts[2]), tonumber(counts[3])
+  local running, delayed = redis.call('XPENDING', WORK, GROUP)[1], redis.call('ZCARD', RETRY)
+  local queued = redis.call('XLEN', WORK) - running + delayed
+  -- Dead letters are what people look for afterwards.
+  local whole = queued >= delayed and total == queued + running + succeeded + failed
+    and failed == redis.call('XLEN', DLQ)
+  if whole then return queued, running, delayed end
+end

@@ -412,6 +412,7 @@ impl RunQueue {
             failed: reply.next()?,
             retried: reply.next()?,
             reclaimed: reply.next()?,
+            delayed: reply.next()?,
             next_retry: duration(reply.next()?),
         })
     }

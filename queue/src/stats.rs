@@ -23,6 +23,8 @@ pub struct Stats {
     pub retried: u64,
     /// Files that were taken from dead pods.
     pub reclaimed: u64,
+    /// Those of the files that wait whose back-off is not over: no pod can claim them yet.
+    pub delayed: u64,
     /// When the next file that waits for its back-off is due.
     pub next_retry: Option<Duration>,
 }

@@ -133,7 +133,7 @@ async fn failed_files_wait_for_their_back_off_which_doubles_up_to_its_limit() {
             let longest = Duration::from_millis(longest);
             assert!(delay >= longest / 2 && delay <= longest, "attempt {attempt} waits {delay:?}");
             let stats = queue.stats().await.unwrap();
-            assert_eq!((stats.queued, stats.running), (1, 0));
+            assert_eq!((stats.queued, stats.delayed, stats.running), (1, 1, 0));
             assert!(stats.next_retry.is_some_and(|next| next <= longest));
 
             let early = queue.promote().await.unwrap();
@@ -141,6 +141,7 @@ async fn failed_files_wait_for_their_back_off_which_doubles_up_to_its_limit() {
             tokio::time::sleep(longest + Duration::from_millis(5)).await;
             let due = queue.promote().await.unwrap();
             assert_eq!((due.moved, due.next), (1, None));
+            assert_eq!(queue.stats().await.unwrap().delayed, 0);
         }
         assert_eq!(queue.stats().await.unwrap().retried, 4);
     }

@@ -3,7 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use queue::{Closed, Ending, Enqueued, Error, Fate, Finished, Listing, Page, Retention, RunQueue, Verdict};
+use queue::{
+    Closed, Ending, Enqueued, Error, Fate, Finished, Listing, Opened, Page, Retention, RunQueue, Verdict,
+};
 use tests::valkey::{Flavor, Options, TestServer};
 
 use super::{
@@ -149,6 +151,10 @@ async fn losing_one_key_is_noticed() {
             let settled = queue.settle(&settled, &AT_ONCE).await;
             assert!(matches!(settled, Err(Error::Lost { .. })), "settling goes on without {victim}");
         }
+        let opened = RunQueue::open(&server.connect(), &run_id("partial"), "uid-1", "spec-1").await.unwrap();
+        let Opened::Created(anew) = opened else { panic!("without {victim} the queue was not begun anew") };
+        assert_ne!(anew.epoch(), queue.epoch());
+        assert_eq!(counts(&anew).await, (0, 0, 0, 0, 0));
     }
 }
 
