@@ -62,7 +62,9 @@ pub enum Set {
     Base,
     /// Valkey and S3.
     Services,
-    /// The product's own programs.
+    /// Our own program in every worker pod.
+    Worker,
+    /// The other programs of the product.
     Product,
     /// Sample filters.
     Filters,
@@ -124,7 +126,7 @@ pub const RECIPES: &[Recipe] = &[
         arguments: &[],
         certificates: true,
         description: "Runs in worker pods: claims one file and fetches it, or publishes the results",
-        set: Set::Product,
+        set: Set::Worker,
     },
     Recipe {
         name: "webhook",

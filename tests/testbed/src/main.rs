@@ -97,7 +97,7 @@ async fn run(command: Command) -> Result<()> {
 }
 
 async fn images(paths: &Paths) -> Result<()> {
-    let sets = [Set::Base, Set::Services, Set::Product, Set::Filters];
+    let sets = [Set::Base, Set::Services, Set::Worker, Set::Product, Set::Filters];
     let running = match testbed::find() {
         Found::Up(record) if record.root == paths.root => Some(Testbed::start_or_reuse().await?),
         _ => None,

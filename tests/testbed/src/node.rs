@@ -88,15 +88,23 @@ impl Node {
         cgroup::make(&self.name)?;
         paths::make_dir(self.run_dir())?;
         let config = self.paths.node(&self.name).join("containerd.toml");
+        let starts = self.pod_service_starts();
         let name =
             self.start("containerd", vec!["containerd".into(), "--config".into(), display(&config)])?;
         eventually(&self.paths, &format!("{name} answers"), CONTAINERD_TIMEOUT, async || {
             process::check(&self.paths, &name)?;
             let socket = display(&self.socket());
-            Ok(crate::command::run("ask containerd", &["ctr", "-a", &socket, "version"]).ok())
+            let answers = crate::command::run("ask containerd", &["ctr", "-a", &socket, "version"]).is_ok();
+            Ok((answers && self.pod_service_starts() > starts).then_some(()))
         })
-        .await?;
-        Ok(())
+        .await
+    }
+
+    /// How often the part of containerd that serves the kubelet has started, by its log. It answers later than the rest,
+    /// when it has found out what became of its containers, and a kubelet that asks before that ends.
+    fn pod_service_starts(&self) -> usize {
+        let log = std::fs::read_to_string(self.paths.log(&self.program("containerd"))).unwrap_or_default();
+        log.matches("Start streaming server").count()
     }
 
     /// Starts the kubelet and kube-proxy.

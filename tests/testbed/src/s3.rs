@@ -33,6 +33,11 @@ impl S3 {
         Self { host, access_key: access_key.to_owned(), secret_key: secret_key.to_owned() }
     }
 
+    /// Access key and secret key.
+    pub fn keys(&self) -> (&str, &str) {
+        (&self.access_key, &self.secret_key)
+    }
+
     /// The same keys at another server, or at a proxy before it.
     pub fn at(&self, url: &str) -> Self {
         Self::new(url, &self.access_key, &self.secret_key)

@@ -7,11 +7,13 @@
 //! probe sleep SECONDS      waits, then copies
 //! probe exit CODE          ends with this code
 //! probe eat-memory         takes memory until it is killed
+//! probe obey               does what the first line of the file says, in the words above
 //! ```
 
 use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, thread, time::Duration};
 
-const USAGE: &str = "probe copy | fail-on-marker | fail-times N | sleep SECONDS | exit CODE | eat-memory";
+const USAGE: &str =
+    "probe copy | fail-on-marker | fail-times N | sleep SECONDS | exit CODE | eat-memory | obey";
 const MARKER: &[u8] = b"FAIL-HERE";
 
 fn main() -> ExitCode {
@@ -46,6 +48,15 @@ fn run(words: &[&str]) -> Result<ExitCode, Box<dyn Error>> {
         }
         ["exit", code] => Ok(ExitCode::from(code.parse::<u8>()?)),
         ["eat-memory"] => eat_memory(),
+        ["obey"] => {
+            let text = String::from_utf8_lossy(&fs::read(input())?).into_owned();
+            let words: Vec<&str> = text.lines().next().unwrap_or("copy").split_whitespace().collect();
+            match words.as_slice() {
+                [] => copy(),
+                ["obey", ..] => Err("a file cannot say obey".into()),
+                words => run(words),
+            }
+        }
         _ => Err(USAGE.into()),
     }
 }
