@@ -68,6 +68,9 @@ impl Validate for PipelineRun {
             to_name: &pipeline_ref.name,
         };
         reference::check(&at_ref.field("namespace"), &reference, context, &mut out);
+        if let Some(pipeline) = context.pipeline {
+            check_credentials(&at_ref, pipeline, namespace, context, &mut out);
+        }
         if let Some(source) = source {
             check_source(&field.field("source"), source, context.pipeline, &mut out);
         }
@@ -141,6 +144,29 @@ fn check_execution(field: &Path, execution: &Execution, out: &mut Findings) {
     }
     if let Some(limit) = &execution.max_failed_files {
         check_max_failed(&field.field("maxFailedFiles"), limit, out);
+    }
+}
+
+/// Keys of another namespace are copied into the run's own, where others can read them: a grant for the Pipeline does not
+/// cover that.
+fn check_credentials(
+    field: &Path,
+    pipeline: &Pipeline,
+    namespace: &str,
+    context: &Context<'_>,
+    out: &mut Findings,
+) {
+    let sink = pipeline.spec.sink.as_ref().map(|sink| &sink.bucket);
+    for bucket in std::iter::once(&pipeline.spec.source.bucket).chain(sink) {
+        let Some(secret) = &bucket.credentials_secret else { continue };
+        let reference = Reference {
+            from: GrantFromKind::PipelineRun,
+            from_namespace: namespace,
+            to: GrantToKind::Secret,
+            to_namespace: secret.namespace.as_deref().or(pipeline.metadata.namespace.as_deref()),
+            to_name: &secret.name,
+        };
+        reference::check(field, &reference, context, out);
     }
 }
 
