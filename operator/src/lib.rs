@@ -1,6 +1,220 @@
-//! The operator: lists buckets, queues their files, and accounts for every one of them.
+//! The operator: it lists the buckets of runs, queues their files, creates their pods, and accounts for every file. It
+//! never trusts that the webhook ran: it validates again. It never deletes a PipelineRun: a GitOps engine would create it
+//! again.
 
+mod args;
+mod context;
+mod error;
 pub mod lease;
 pub mod listing;
 pub mod metrics;
+mod names;
+mod pipelines;
+mod pods;
+mod run;
 pub mod server;
+mod supervisor;
+mod watches;
+mod world;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use k8s_openapi::api::batch::v1::Job;
+use kube::api::PostParams;
+use kube::client::ClientBuilder;
+use kube::{Api, Client, Config};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tower::util::MapRequestLayer;
+
+pub use args::{Args, LogFormat, PullPolicy, Settings, SettingsError, WorkerSettings};
+pub use error::chain;
+
+use context::Context;
+use lease::Election;
+use metrics::Metrics;
+use names::MANAGER;
+use world::World;
+
+/// Why the operator cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Fatal {
+    /// There is no way to the API server.
+    #[error("find the Kubernetes API: set KUBECONFIG, or run in a pod with a service account")]
+    Config(#[source] kube::config::InferConfigError),
+    /// The client cannot be made.
+    #[error("connect to Kubernetes")]
+    Client(#[source] kube::Error),
+    /// The cluster cannot do what is needed.
+    #[error(
+        "use this cluster: it drops managedBy from Jobs; Kubernetes 1.32 or later with the feature JobManagedBy is needed"
+    )]
+    NotManaged,
+    /// The settings of Valkey are unusable.
+    #[error("use Valkey")]
+    Valkey(#[source] queue::Error),
+    /// The address is taken, or not ours.
+    #[error("listen on {0}")]
+    Listen(std::net::SocketAddr, #[source] std::io::Error),
+    /// Another replica may lead by now.
+    #[error("keep the Lease: it could not be renewed in time, so another replica may lead by now")]
+    LeadershipLost,
+    /// A part that must never end has ended.
+    #[error("go on: a task of the operator has ended")]
+    TaskEnded,
+    /// The system does not let us listen for signals.
+    #[error("listen for signals")]
+    Signals(#[source] std::io::Error),
+}
+
+/// Writes the log as the settings say.
+pub fn start_logging(settings: &Settings) {
+    let filter = tracing_subscriber::EnvFilter::try_new(&settings.log).unwrap_or_else(|error| {
+        eprintln!("operator: --log {:?}: {error}; using info", settings.log);
+        tracing_subscriber::EnvFilter::new("info")
+    });
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr);
+    match settings.log_format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}
+
+/// The Lease that decides which replica works.
+const LEASE: &str = "openfilter-operator";
+
+/// Runs until it is told to end.
+pub async fn run(settings: Settings) -> Result<(), Fatal> {
+    let mut end = signal(SignalKind::terminate()).map_err(Fatal::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Fatal::Signals)?;
+    let config = Config::infer().await.map_err(Fatal::Config)?;
+    let metrics = Arc::new(Metrics::default());
+    let client = client(config, &metrics)?;
+    let valkey = settings.valkey.connect().map_err(Fatal::Valkey)?;
+    let (stop, stopped) = watch::channel(false);
+    let listener =
+        TcpListener::bind(settings.listen).await.map_err(|source| Fatal::Listen(settings.listen, source))?;
+    let ready = Arc::new(AtomicBool::new(false));
+    let server = tokio::spawn(server::serve(listener, Arc::clone(&metrics), readiness(&ready), stopped));
+    let (end_work, work_ends) = watch::channel(false);
+    let ended = async {
+        tokio::select! {
+            _ = end.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("ending");
+    };
+    let worked = async {
+        let mut work = std::pin::pin!(work(client, valkey, settings, metrics, &ready, work_ends));
+        tokio::select! {
+            () = ended => {
+                let _ = end_work.send(true);
+                work.await
+            }
+            failed = &mut work => failed,
+        }
+    };
+    let worked = worked.await;
+    // Whoever listens is told first, and then has a moment to finish what it asked.
+    let _ = stop.send(true);
+    let _ = server.await;
+    worked
+}
+
+/// A client that counts its requests.
+fn client(config: Config, metrics: &Arc<Metrics>) -> Result<Client, Fatal> {
+    let metrics = Arc::clone(metrics);
+    let count = MapRequestLayer::new(move |request| {
+        metrics.kubernetes_request();
+        request
+    });
+    Ok(ClientBuilder::try_from(config).map_err(Fatal::Client)?.with_layer(&count).build())
+}
+
+fn readiness(ready: &Arc<AtomicBool>) -> impl Fn() -> Result<(), String> + Send + Sync + 'static {
+    let ready = Arc::clone(ready);
+    move || {
+        if ready.load(Ordering::Relaxed) { Ok(()) } else { Err("not connected to Kubernetes yet".to_owned()) }
+    }
+}
+
+/// Leads, if there is somebody to lead, and works until it must not any more. Nothing is lost by stopping anywhere: every
+/// step can be done again by the next operator.
+async fn work(
+    client: Client,
+    valkey: queue::Connection,
+    settings: Settings,
+    metrics: Arc<Metrics>,
+    ready: &AtomicBool,
+    mut ends: watch::Receiver<bool>,
+) -> Result<(), Fatal> {
+    let mut waits = ends.clone();
+    let prepared = async {
+        check_managed_jobs(&client, &settings.operator_namespace).await?;
+        // A replica that waits is as ready as the one that leads.
+        ready.store(true, Ordering::Relaxed);
+        let election = Election::new(client.clone(), &settings.operator_namespace, LEASE, &settings.identity);
+        Ok(if settings.leader_election { Some(election.acquire().await) } else { None })
+    };
+    let leadership = tokio::select! {
+        leadership = prepared => leadership?,
+        _ = waits.wait_for(|ends| *ends) => return Ok(()),
+    };
+    metrics.set_leader(true);
+    let (world, touched) = World::new();
+    let ctx = Arc::new(Context::new(client, valkey, settings, world, metrics));
+    let mut tasks = JoinSet::new();
+    let watching = async {
+        watches::start(&ctx.client, &ctx.settings.namespaces, &ctx.world, &mut tasks).await;
+        tracing::info!("watching");
+        tasks.spawn(supervisor::supervise(Arc::clone(&ctx), touched));
+        tasks.spawn(supervisor::sweep(Arc::clone(&ctx)));
+        tasks.spawn(pipelines::keep_statuses(Arc::clone(&ctx)));
+        // None of them ends by itself.
+        tasks.join_next().await
+    };
+    let lost = async {
+        match &leadership {
+            Some(leadership) => {
+                let _ = leadership.lost().wait_for(|lost| *lost).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let outcome = tokio::select! {
+        _ = watching => Err(Fatal::TaskEnded),
+        () = lost => Err(Fatal::LeadershipLost),
+        _ = ends.wait_for(|ends| *ends) => Ok(()),
+    };
+    // Nothing that only a leader may do is done any more; then the next one may begin at once.
+    tasks.shutdown().await;
+    if let (Some(leadership), Ok(())) = (leadership, &outcome) {
+        leadership.release().await;
+    }
+    outcome
+}
+
+/// Asks the API server what would become of a Job that the operator manages.
+async fn check_managed_jobs(client: &Client, namespace: &str) -> Result<(), Fatal> {
+    let pod =
+        json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "probe", "image": "probe"}]}});
+    let metadata = json!({"generateName": "openfilter-probe-"});
+    let probe = json!({"metadata": metadata, "spec": {"managedBy": MANAGER, "template": pod}});
+    let Ok(probe) = serde_json::from_value::<Job>(probe) else { return Ok(()) };
+    let jobs: Api<Job> = Api::namespaced(client.clone(), namespace);
+    match jobs.create(&PostParams { dry_run: true, ..PostParams::default() }, &probe).await {
+        Ok(made) if made.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) == Some(MANAGER) => Ok(()),
+        Ok(_) => Err(Fatal::NotManaged),
+        // Each Job is checked again when it is created.
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "could not ask whether the cluster knows managedBy");
+            Ok(())
+        }
+    }
+}

@@ -56,6 +56,7 @@ pub struct Metrics {
     listing_files: Counter,
     settle_latency: Histogram,
     valkey_errors: Family<ErrorLabel, Counter>,
+    kubernetes_requests: Counter,
     leader: Gauge,
 }
 
@@ -120,6 +121,8 @@ impl Metrics {
             SETTLE_SECONDS,
         );
         let valkey_errors = add.family("valkey_errors", "error", "Calls of Valkey that failed, by error");
+        let kubernetes_requests =
+            add.plain("kubernetes_requests", "Requests to the Kubernetes API, without retries");
         let leader = add.plain("leader", "1 while this replica leads, 0 otherwise");
         let Registration { registry, described } = add;
         let metrics = Self {
@@ -136,6 +139,7 @@ impl Metrics {
             listing_files,
             settle_latency,
             valkey_errors,
+            kubernetes_requests,
             leader,
         };
         Outcome::ALL.iter().for_each(|outcome| metrics.settled(*outcome, 0));
@@ -192,6 +196,11 @@ impl Metrics {
     /// A call of Valkey failed; the variant of the error, never its data.
     pub fn valkey_failed(&self, variant: &str) {
         self.valkey_errors.get_or_create(&ErrorLabel { error: variant.to_owned() }).inc();
+    }
+
+    /// A request to the Kubernetes API.
+    pub fn kubernetes_request(&self) {
+        self.kubernetes_requests.inc();
     }
 
     /// Whether this replica leads.

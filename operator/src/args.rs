@@ -1,0 +1,234 @@
+//! The settings: flags with equal environment variables, parsed into values that need no second check.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use crds::rules::parse_duration;
+use ipnet::IpNet;
+use queue::Server;
+
+/// Runs PipelineRuns: lists the bucket, queues one message per file, creates one Job per run, and accounts for every file.
+///
+/// Several replicas are safe: one leads, by a Lease, and the others wait. It reads KUBECONFIG, or the service account of its pod.
+#[derive(Parser, Debug)]
+#[command(name = "operator", version)]
+pub struct Args {
+    /// Valkey: redis://host:port, or with TLS rediss://host:port
+    #[arg(long, env = "VALKEY_URL", help_heading = "Valkey")]
+    valkey_url: String,
+    /// User of the operator, who may also manage users; the server's default user when left out
+    #[arg(long, env = "VALKEY_USERNAME", default_value = "", help_heading = "Valkey")]
+    valkey_username: String,
+    /// Its password
+    #[arg(
+        long,
+        env = "VALKEY_PASSWORD",
+        default_value = "",
+        hide_env_values = true,
+        help_heading = "Valkey"
+    )]
+    valkey_password: String,
+    /// File with the CA of Valkey's certificate, in PEM; the machine's trust store when left out
+    #[arg(long, env = "VALKEY_CA_FILE", help_heading = "Valkey")]
+    valkey_ca_file: Option<PathBuf>,
+    /// How long a reply of Valkey may take
+    #[arg(long, env = "VALKEY_TIMEOUT", default_value = "5s", value_parser = duration, help_heading = "Valkey")]
+    valkey_timeout: Duration,
+    /// Valkey as worker pods reach it; the same as --valkey-url when left out
+    #[arg(long, env = "WORKER_VALKEY_URL", default_value = "", help_heading = "Valkey")]
+    worker_valkey_url: String,
+
+    /// Image of the claimer, which is in every worker pod
+    #[arg(long, env = "CLAIMER_IMAGE", help_heading = "Worker pods")]
+    claimer_image: String,
+    /// When it is pulled
+    #[arg(
+        long,
+        env = "CLAIMER_IMAGE_PULL_POLICY",
+        default_value = "IfNotPresent",
+        help_heading = "Worker pods"
+    )]
+    claimer_image_pull_policy: PullPolicy,
+    /// How long a container may fail to start (an image that cannot be pulled, say) before its file counts as a failed attempt
+    #[arg(long, env = "START_TIMEOUT", default_value = "5m", value_parser = duration, help_heading = "Worker pods")]
+    start_timeout: Duration,
+    /// How many failed pods of a running run are kept for their logs
+    #[arg(long, env = "KEEP_FAILED_PODS", default_value_t = 5, help_heading = "Worker pods")]
+    keep_failed_pods: usize,
+
+    /// Networks that endpoints may be in although they are link-local, loopback or a metadata service; separated by commas
+    #[arg(long, env = "ALLOWED_ENDPOINT_NETWORKS", value_delimiter = ',', help_heading = "Storage")]
+    allowed_endpoint_networks: Vec<IpNet>,
+    /// Hosts that endpoints may name although they are refused by default (localhost, say); separated by commas
+    #[arg(long, env = "ALLOWED_ENDPOINT_HOSTS", value_delimiter = ',', help_heading = "Storage")]
+    allowed_endpoint_hosts: Vec<String>,
+
+    /// How long the Job of a finished run is kept
+    #[arg(long, env = "JOB_RETENTION", default_value = "24h", value_parser = duration, help_heading = "Retention")]
+    job_retention: Duration,
+    /// How long dead letters and counters of a finished run are kept in Valkey
+    #[arg(long, env = "DETAILS_RETENTION", default_value = "168h", value_parser = duration, help_heading = "Retention")]
+    details_retention: Duration,
+    /// How long a finished run is remembered, so that it is not executed again; for ever when left out
+    #[arg(long, env = "LEDGER_RETENTION", value_parser = duration, help_heading = "Retention")]
+    ledger_retention: Option<Duration>,
+
+    /// Namespaces to work in, separated by commas; all when left out
+    #[arg(long, env = "NAMESPACES", value_delimiter = ',', help_heading = "Operation")]
+    namespaces: Vec<String>,
+    /// How many runs are worked on at the same instant
+    #[arg(long, env = "CONCURRENCY", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Operation")]
+    concurrency: u16,
+    /// Whether a Lease decides which replica works
+    #[arg(long, env = "LEADER_ELECTION", default_value_t = true, action = clap::ArgAction::Set, help_heading = "Operation")]
+    leader_election: bool,
+    /// Namespace of the operator: of its Lease, and of its notes about what is still to be cleaned up
+    #[arg(long, env = "POD_NAMESPACE", default_value = "openfilter-system", help_heading = "Operation")]
+    operator_namespace: String,
+    /// Name of this replica, in the Lease and in events; host name and process when left out
+    #[arg(long, env = "POD_NAME", default_value = "", help_heading = "Operation")]
+    identity: String,
+    /// Address of /livez, /readyz and /metrics
+    #[arg(long, env = "LISTEN", default_value = "0.0.0.0:8080", help_heading = "Operation")]
+    listen: SocketAddr,
+    /// Format of the log
+    #[arg(long, env = "LOG_FORMAT", default_value = "text", help_heading = "Operation")]
+    log_format: LogFormat,
+    /// What is logged: a level, or levels by module (info,operator=debug)
+    #[arg(long, env = "LOG", default_value = "info", help_heading = "Operation")]
+    log: String,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One object per line.
+    Json,
+}
+
+/// When the claimer's image is pulled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, strum::AsRefStr)]
+#[value(rename_all = "PascalCase")]
+#[allow(missing_docs)]
+pub enum PullPolicy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+/// The settings, parsed.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Valkey, for the operator.
+    pub valkey: Server,
+    /// What is passed on to worker pods.
+    pub worker: WorkerSettings,
+    /// How long a container may fail to start.
+    pub start_timeout: Duration,
+    /// Failed pods that are kept while their run is running.
+    pub keep_failed_pods: usize,
+    /// Networks that endpoints may be in.
+    pub allowed_networks: Vec<IpNet>,
+    /// Hosts that endpoints may name.
+    pub allowed_hosts: Vec<String>,
+    /// How long dead letters and the ledger are kept.
+    pub retention: queue::Retention,
+    /// Namespaces to work in; all when empty.
+    pub namespaces: Vec<String>,
+    /// Runs that are worked on at the same instant.
+    pub concurrency: usize,
+    /// Whether a Lease decides which replica works.
+    pub leader_election: bool,
+    /// Namespace of the operator itself.
+    pub operator_namespace: String,
+    /// Name of this replica.
+    pub identity: String,
+    /// Address of the HTTP server.
+    pub listen: SocketAddr,
+    /// How the log is written.
+    pub log_format: LogFormat,
+    /// What is logged.
+    pub log: String,
+}
+
+/// What worker pods are made with.
+#[derive(Clone, Debug)]
+pub struct WorkerSettings {
+    /// Image of the claimer.
+    pub claimer_image: String,
+    /// When it is pulled.
+    pub claimer_image_pull_policy: PullPolicy,
+    /// Valkey as pods reach it.
+    pub valkey_url: String,
+    /// CA of Valkey, in PEM. Not a secret.
+    pub valkey_ca: Option<String>,
+    /// How long a finished Job is kept.
+    pub job_retention: Duration,
+}
+
+/// A setting that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct SettingsError(String);
+
+impl Args {
+    /// Parses the values.
+    pub fn usable(self) -> Result<Settings, SettingsError> {
+        let ca = self.valkey_ca_file.map(|path| {
+            std::fs::read_to_string(&path)
+                .map_err(|error| SettingsError(format!("--valkey-ca-file {}: {error}", path.display())))
+        });
+        let ca = ca.transpose()?;
+        if self.claimer_image.is_empty() {
+            return Err(SettingsError("--claimer-image is empty: name the image of the claimer".to_owned()));
+        }
+        let valkey = Server {
+            url: self.valkey_url.clone(),
+            username: filled(self.valkey_username),
+            password: filled(self.valkey_password).map(Into::into),
+            ca_certificate: ca.clone().map(String::into_bytes),
+            timeout: self.valkey_timeout,
+        };
+        Ok(Settings {
+            valkey,
+            worker: WorkerSettings {
+                claimer_image: self.claimer_image,
+                claimer_image_pull_policy: self.claimer_image_pull_policy,
+                valkey_url: filled(self.worker_valkey_url).unwrap_or(self.valkey_url),
+                valkey_ca: ca,
+                job_retention: self.job_retention,
+            },
+            start_timeout: self.start_timeout,
+            keep_failed_pods: self.keep_failed_pods,
+            allowed_networks: self.allowed_endpoint_networks,
+            allowed_hosts: self.allowed_endpoint_hosts,
+            retention: queue::Retention { details: self.details_retention, ledger: self.ledger_retention },
+            namespaces: self.namespaces.into_iter().filter(|name| !name.is_empty()).collect(),
+            concurrency: usize::from(self.concurrency),
+            leader_election: self.leader_election,
+            operator_namespace: self.operator_namespace,
+            identity: filled(self.identity).unwrap_or_else(own_name),
+            listen: self.listen,
+            log_format: self.log_format,
+            log: self.log,
+        })
+    }
+}
+
+fn filled(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+/// Two replicas must never have one name: both would lead.
+fn own_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}-{}", host.trim(), std::process::id())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    parse_duration(text).ok_or_else(|| format!("{text:?} is not a duration: write 500ms, 30s, 15m or 1h30m"))
+}

@@ -1,0 +1,98 @@
+//! What every pass uses: clients, settings, what the watches have shown, and a way to tell people.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crds::rules::EndpointPolicy;
+use crds::v1alpha1::PipelineRun;
+use kube::core::NamespaceResourceScope;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Resource, ResourceExt};
+use queue::Connection;
+use tokio::sync::Semaphore;
+
+use crate::args::Settings;
+use crate::metrics::Metrics;
+use crate::names::MANAGER;
+use crate::world::World;
+
+/// Bytes of an event's note that the API server takes.
+const NOTE_BYTES_MAX: usize = 1_024;
+
+/// What every pass uses.
+pub struct Context {
+    /// Kubernetes.
+    pub client: Client,
+    /// Valkey.
+    pub valkey: Connection,
+    /// The settings.
+    pub settings: Settings,
+    /// What the watches have shown.
+    pub world: Arc<World>,
+    /// Counters.
+    pub metrics: Arc<Metrics>,
+    /// As many passes run at once.
+    pub passes: Semaphore,
+    recorder: Recorder,
+}
+
+impl Context {
+    /// Everything in one place.
+    pub fn new(
+        client: Client,
+        valkey: Connection,
+        settings: Settings,
+        world: Arc<World>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(settings.identity.clone()) };
+        let recorder = Recorder::new(client.clone(), reporter);
+        let passes = Semaphore::new(settings.concurrency);
+        Self { client, valkey, settings, world, metrics, passes, recorder }
+    }
+
+    /// Objects of a kind in the run's namespace.
+    pub fn api<K>(&self, run: &PipelineRun) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &run.namespace().unwrap_or_default())
+    }
+
+    /// Which endpoints are allowed.
+    pub fn endpoints(&self) -> EndpointPolicy<'_> {
+        EndpointPolicy {
+            allowed_networks: &self.settings.allowed_networks,
+            allowed_hosts: &self.settings.allowed_hosts,
+        }
+    }
+
+    /// Tells people that a run got on.
+    pub fn tell(&self, run: &PipelineRun, reason: &str, note: impl Into<String>) {
+        self.publish(run, EventType::Normal, reason, note.into());
+    }
+
+    /// Warns people about a run.
+    pub fn warn(&self, run: &PipelineRun, reason: &str, note: impl Into<String>) {
+        self.publish(run, EventType::Warning, reason, note.into());
+    }
+
+    /// Not waited for: an event that is lost is no reason to stop.
+    fn publish(&self, run: &PipelineRun, type_: EventType, reason: &str, mut note: String) {
+        note.truncate(note.floor_char_boundary(NOTE_BYTES_MAX));
+        let (recorder, about) = (self.recorder.clone(), run.object_ref(&()));
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note).filter(|note| !note.is_empty()),
+            action: "Reconcile".to_owned(),
+            secondary: None,
+        };
+        tokio::spawn(async move {
+            let sent = tokio::time::timeout(Duration::from_secs(10), recorder.publish(&event, &about)).await;
+            if let Ok(Err(error)) = sent {
+                tracing::debug!(error = crate::chain(&error), "an event was not taken");
+            }
+        });
+    }
+}

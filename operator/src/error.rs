@@ -1,0 +1,163 @@
+//! What can go wrong in a pass, and what stands in the way of a run.
+
+use std::time::Duration;
+
+use strum::{AsRefStr, IntoStaticStr, VariantArray};
+
+/// A pass that failed. The variant is the metric label and the reason of the log line; the data never is.
+#[derive(Debug, thiserror::Error, AsRefStr)]
+pub enum Error {
+    /// Kubernetes refused a request or did not answer.
+    #[error("{doing}")]
+    Kubernetes {
+        /// What was being done.
+        doing: String,
+        /// What the client said.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The queue did not do what was asked.
+    #[error("use the queue of the run")]
+    Queue(#[from] queue::Error),
+    /// Something with the name of a part of this run belongs to another object, which is mostly being collected.
+    #[error("use {what}: it belongs to another owner; it is waited for, or delete it")]
+    NotOurs {
+        /// Kind and name.
+        what: String,
+    },
+    /// A stored snapshot cannot be read.
+    #[error("read or write the snapshot of the Pipeline")]
+    Snapshot(#[source] serde_json::Error),
+    /// The machine gives no random numbers.
+    #[error("make a random name: {0}")]
+    Random(getrandom::Error),
+    /// A pass took so long that it was given up.
+    #[error("finish a pass within {0:?}")]
+    TooLong(Duration),
+}
+
+impl Error {
+    /// Wraps an error of the client.
+    pub fn kubernetes(doing: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        move |source| Self::Kubernetes { doing: doing.into(), source: Box::new(source) }
+    }
+}
+
+/// Something that stands in the way of a run. It is shown as `Degraded`, and most go away by themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// What it is.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+}
+
+/// What stands in the way: the reason of the condition, and of the event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, IntoStaticStr, VariantArray)]
+pub enum Reason {
+    /// The run's own spec breaks a rule.
+    InvalidSpec,
+    /// The Pipeline does not exist.
+    PipelineNotFound,
+    /// The Pipeline breaks a rule.
+    PipelineInvalid,
+    /// No grant allows a reference to another namespace.
+    ReferenceNotGranted,
+    /// The credentials Secret does not exist.
+    CredentialsMissing,
+    /// The credentials Secret lacks a key, or the storage refuses them.
+    CredentialsInvalid,
+    /// Another PipelineRun has this runId now.
+    RunIdTaken,
+    /// A run with another spec had this runId.
+    RunIdUsed,
+    /// The bucket cannot be listed.
+    ListingFailed,
+    /// Valkey does not answer or refuses the operator.
+    QueueUnavailable,
+    /// Valkey lost the queue, and the bucket is listed again.
+    QueueLost,
+    /// An image cannot be pulled.
+    ImagePullFailed,
+    /// A container cannot be started for another reason.
+    ContainerStartFailed,
+    /// No node takes the pods.
+    PodsUnschedulable,
+    /// A quota is used up.
+    QuotaExceeded,
+    /// The API server refuses the pods.
+    PodsRefused,
+    /// Pods die before they have a file.
+    WorkersFailing,
+    /// The cluster drops `managedBy` from Jobs.
+    JobNotManaged,
+    /// The Job's name is taken by something else.
+    NameTaken,
+    /// Kubernetes refuses what the operator asks for.
+    OperatorRefused,
+}
+
+impl Reason {
+    /// Whether only a person can help: nothing is tried again before something changes.
+    pub fn is_stalled(self) -> bool {
+        match self {
+            Self::InvalidSpec | Self::RunIdTaken | Self::RunIdUsed | Self::JobNotManaged => true,
+            Self::PipelineNotFound
+            | Self::PipelineInvalid
+            | Self::ReferenceNotGranted
+            | Self::CredentialsMissing
+            | Self::CredentialsInvalid
+            | Self::ListingFailed
+            | Self::QueueUnavailable
+            | Self::QueueLost
+            | Self::ImagePullFailed
+            | Self::ContainerStartFailed
+            | Self::PodsUnschedulable
+            | Self::QuotaExceeded
+            | Self::PodsRefused
+            | Self::WorkersFailing
+            | Self::NameTaken
+            | Self::OperatorRefused => false,
+        }
+    }
+
+    /// An obstacle of this kind.
+    pub fn because(self, message: impl Into<String>) -> Obstacle {
+        Obstacle { reason: self, message: message.into() }
+    }
+}
+
+/// An error and its causes, outermost first.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        // Many errors of the libraries repeat their cause.
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_is_documented() {
+        let docs = include_str!("../../docs/runs.md");
+        for reason in Reason::VARIANTS {
+            let row = format!("| `{}` |", reason.as_ref());
+            assert!(docs.contains(&row), "docs/runs.md has no row {row}");
+        }
+    }
+
+    #[test]
+    fn causes_are_told_once() {
+        let error = Error::Random(getrandom::Error::UNSUPPORTED);
+        assert!(chain(&error).starts_with("make a random name: "));
+    }
+}

@@ -1,0 +1,90 @@
+//! Names of what a run is made of: derived from the run alone, so that every pass finds the same objects again.
+
+use crds::names::{LABEL_VALUE_MAX, shorten};
+
+/// The field manager of everything that this operator applies, and `managedBy` of its Jobs.
+pub const MANAGER: &str = "filter.plainsight.ai/operator";
+/// Keeps a PipelineRun until what it has in Valkey is removed.
+pub const FINALIZER: &str = "filter.plainsight.ai/cleanup";
+/// Label of Job and pods: the runId, shortened when it is long.
+pub const RUN_LABEL: &str = "filter.plainsight.ai/run";
+/// Label of Job and pods: the name of the PipelineRun, shortened when it is long.
+pub const RUN_NAME_LABEL: &str = "filter.plainsight.ai/pipelinerun";
+/// Label of Job and pods: the UID of the PipelineRun, which tells a run from one that had its name before.
+pub const RUN_UID_LABEL: &str = "filter.plainsight.ai/run-uid";
+/// Annotation of the run's Secret: the epoch of its queue. Another one in Valkey means that data was lost.
+pub const EPOCH_ANNOTATION: &str = "filter.plainsight.ai/queue-epoch";
+
+/// The container that claims and fetches the file.
+pub const CLAIMER: &str = "claimer";
+/// The container that uploads the results.
+pub const PUBLISHER: &str = "publisher";
+
+/// Random characters that tell the pods of a run apart. Names are never used twice, because a pod's name is its name as a
+/// consumer too: 36^9 leaves a million pods one chance in 200 of a collision, which the API server then refuses.
+const SUFFIX: usize = 9;
+const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+
+/// The Job of a run. Job names are label values too.
+pub fn job(run: &str) -> String {
+    child(run, "job", LABEL_VALUE_MAX)
+}
+
+/// The Pipeline as it was when the run started.
+pub fn snapshot(run: &str) -> String {
+    child(run, "pipeline", NAME_MAX)
+}
+
+/// The Secret with the Valkey user of the run's workers.
+pub fn queue_secret(run: &str) -> String {
+    child(run, "queue", NAME_MAX)
+}
+
+/// The copy of a credentials Secret of another namespace.
+pub fn credentials_copy(run: &str, role: &str) -> String {
+    child(run, role, NAME_MAX)
+}
+
+/// A new name for a pod. Dots are replaced: a pod's name becomes its host name.
+pub fn pod(run: &str) -> Result<String, getrandom::Error> {
+    let mut random = [0_u8; SUFFIX];
+    getrandom::fill(&mut random)?;
+    let suffix: String =
+        random.iter().map(|byte| char::from(LETTERS[usize::from(*byte) % LETTERS.len()])).collect();
+    Ok(format!("{}-{suffix}", shorten(&run.replace('.', "-"), LABEL_VALUE_MAX - SUFFIX - 1)))
+}
+
+/// Longest name of an object.
+const NAME_MAX: usize = 253;
+
+/// Shortened before the suffix is added: what an object is stays readable, and two runs still never share one.
+fn child(run: &str, suffix: &str, max: usize) -> String {
+    format!("{}-{suffix}", shorten(run, max - suffix.len() - 1))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Trap 29.
+    #[test]
+    fn the_longest_run_name_gives_names_within_their_limits() {
+        let (one, two) = ("a.".repeat(126) + "b", "a.".repeat(126) + "c");
+        assert_eq!(one.len(), 253);
+        for name in [&one, &two] {
+            assert!(job(name).len() <= 63 && job(name).ends_with("-job"));
+            assert!(pod(name).unwrap().len() <= 63 && !pod(name).unwrap().contains('.'));
+            assert!(snapshot(name).len() <= 253 && queue_secret(name).len() <= 253);
+        }
+        assert_ne!(job(&one), job(&two));
+        assert_ne!(snapshot(&one), snapshot(&two));
+    }
+
+    #[test]
+    fn a_short_name_is_kept_and_pods_differ() {
+        assert_eq!(job("nightly"), "nightly-job");
+        assert_ne!(pod("nightly").unwrap(), pod("nightly").unwrap());
+        assert!(pod("nightly").unwrap().starts_with("nightly-"));
+    }
+}

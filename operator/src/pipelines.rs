@@ -1,0 +1,222 @@
+//! The status of Pipelines: whether each is valid and has its keys, and which run was its newest. No run depends on it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crds::rules::{Context as Rules, Validate};
+use crds::v1alpha1::{Bucket, LastRun, Phase, Pipeline, PipelineRun, PipelineStatus};
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+
+use crate::context::Context;
+use crate::error::{Error, Reason, chain};
+use crate::run::build::secret;
+use crate::world::Key;
+
+/// Changes are gathered for so long: nobody waits for this status.
+const GATHER: Duration = Duration::from_secs(1);
+/// How often keys are looked at again; Secrets are not watched, because that needs the right to read all of them.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// Whether a Pipeline can be run: a reason and a message if not.
+type Verdict = Result<(), (&'static str, String)>;
+
+/// Keeps the status of all Pipelines.
+pub async fn keep_statuses(ctx: Arc<Context>) {
+    let mut checked: HashMap<Key, (Option<i64>, Instant, Verdict)> = HashMap::new();
+    loop {
+        let runs = ctx.world.runs();
+        count_phases(&ctx, &runs);
+        let runs = newest_runs(&runs);
+        let pipelines = ctx.world.pipelines();
+        checked.retain(|key, _| pipelines.iter().any(|pipeline| key_of(pipeline) == *key));
+        for pipeline in pipelines {
+            let key = key_of(&pipeline);
+            let known = checked.get(&key).filter(|(generation, when, _)| {
+                *generation == pipeline.metadata.generation && when.elapsed() < LOOK_AGAIN
+            });
+            let verdict = match known {
+                Some((_, _, verdict)) => Ok(verdict.clone()),
+                None => check(&ctx, &pipeline).await,
+            };
+            let published = match verdict {
+                Ok(verdict) => {
+                    if known.is_none() {
+                        let now = (pipeline.metadata.generation, Instant::now(), verdict.clone());
+                        checked.insert(key.clone(), now);
+                    }
+                    publish(&ctx, &pipeline, &verdict, runs.get(&key)).await
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = published {
+                tracing::debug!(
+                    pipeline = key.1,
+                    error = chain(&error),
+                    "the status of a Pipeline was not written"
+                );
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_AGAIN) => {}
+            () = ctx.world.pipelines_touched() => tokio::time::sleep(GATHER).await,
+        }
+    }
+}
+
+fn count_phases(ctx: &Context, runs: &[Arc<PipelineRun>]) {
+    use Phase::{Failed, Listing, Pending, Running, Succeeded, Suspended};
+    for phase in [Pending, Listing, Running, Suspended, Succeeded, Failed] {
+        let in_it = runs
+            .iter()
+            .filter(|run| run.status.as_ref().and_then(|status| status.phase).unwrap_or_default() == phase);
+        ctx.metrics.set_runs(&phase.to_string(), in_it.count());
+    }
+}
+
+fn key_of(pipeline: &Pipeline) -> Key {
+    (pipeline.namespace().unwrap_or_default(), pipeline.name_any())
+}
+
+/// The newest run of each Pipeline.
+fn newest_runs(runs: &[Arc<PipelineRun>]) -> HashMap<Key, Arc<PipelineRun>> {
+    let mut newest: HashMap<Key, Arc<PipelineRun>> = HashMap::new();
+    for run in runs {
+        let reference = &run.spec.pipeline_ref;
+        let namespace = reference.namespace.clone().or_else(|| run.namespace()).unwrap_or_default();
+        let known = newest.entry((namespace, reference.name.clone())).or_insert_with(|| Arc::clone(run));
+        if run.creation_timestamp() > known.creation_timestamp() {
+            *known = Arc::clone(run);
+        }
+    }
+    newest
+}
+
+async fn check(ctx: &Context, pipeline: &Pipeline) -> Result<Verdict, Error> {
+    let grants = ctx.world.grants();
+    let rules = Rules { endpoints: ctx.endpoints(), grants: Some(&grants), ..Rules::default() };
+    let violations: Vec<String> = pipeline.validate(&rules).iter().map(ToString::to_string).collect();
+    if !violations.is_empty() {
+        return Ok(Err((Reason::PipelineInvalid.into(), violations.join("; "))));
+    }
+    let sink = pipeline.spec.sink.as_ref().map(|sink| &sink.bucket);
+    for bucket in std::iter::once(&pipeline.spec.source.bucket).chain(sink) {
+        if let Err(missing) = check_keys(ctx, pipeline, bucket).await? {
+            return Ok(Err(missing));
+        }
+    }
+    Ok(Ok(()))
+}
+
+async fn check_keys(ctx: &Context, pipeline: &Pipeline, bucket: &Bucket) -> Result<Verdict, Error> {
+    let Some(reference) = &bucket.credentials_secret else { return Ok(Ok(())) };
+    let own = pipeline.namespace().unwrap_or_default();
+    let namespace = reference.namespace.as_deref().unwrap_or(&own);
+    let api: Api<Secret> = Api::namespaced(ctx.client.clone(), namespace);
+    let name = &reference.name;
+    let found =
+        api.get_opt(name).await.map_err(Error::kubernetes(format!("read Secret {namespace}/{name}")))?;
+    let Some(found) = found else {
+        let message = format!(
+            "there is no Secret {name:?} in namespace {namespace:?}; create it with the keys accessKeyId and secretAccessKey"
+        );
+        return Ok(Err((Reason::CredentialsMissing.into(), message)));
+    };
+    let lacking = [secret::ACCESS_KEY_ID, secret::SECRET_ACCESS_KEY]
+        .into_iter()
+        .find(|key| secret::text(&found, key).is_none());
+    Ok(lacking.map_or(Ok(()), |key| {
+        let message = format!("Secret {namespace}/{name} has no {key}, or it is empty; add it to the Secret");
+        Err((Reason::CredentialsInvalid.into(), message))
+    }))
+}
+
+async fn publish(
+    ctx: &Context,
+    pipeline: &Pipeline,
+    verdict: &Verdict,
+    newest: Option<&Arc<PipelineRun>>,
+) -> Result<(), Error> {
+    let status = status(pipeline, verdict, newest.map(Arc::as_ref), Time(Timestamp::now()));
+    if pipeline.status.as_ref() == Some(&status) {
+        return Ok(());
+    }
+    let mut wanted = Pipeline::clone(pipeline);
+    wanted.status = Some(status);
+    let api: Api<Pipeline> = Api::namespaced(ctx.client.clone(), &pipeline.namespace().unwrap_or_default());
+    match api.replace_status(&pipeline.name_any(), &PostParams::default(), &wanted).await {
+        // Changed or deleted meanwhile: the next look sees it.
+        Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(()),
+        written => written.map(|_| ()).map_err(Error::kubernetes("write the status of a Pipeline")),
+    }
+}
+
+fn status(pipeline: &Pipeline, verdict: &Verdict, newest: Option<&PipelineRun>, now: Time) -> PipelineStatus {
+    let old = pipeline.status.clone().unwrap_or_default();
+    let (word, reason, message) = match verdict {
+        Ok(()) => ("True", "Valid", "the Pipeline is valid and its keys are there"),
+        Err((reason, message)) => ("False", *reason, message.as_str()),
+    };
+    let same = old.conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status == word);
+    PipelineStatus {
+        observed_generation: pipeline.metadata.generation,
+        conditions: vec![Condition {
+            type_: "Ready".to_owned(),
+            status: word.to_owned(),
+            reason: reason.to_owned(),
+            message: message[..message.floor_char_boundary(1_024)].to_owned(),
+            last_transition_time: same.map_or(now, |same| same.last_transition_time.clone()),
+            observed_generation: pipeline.metadata.generation,
+        }],
+        last_run: newest.map(last_run),
+    }
+}
+
+fn last_run(run: &PipelineRun) -> LastRun {
+    let status = run.status.clone().unwrap_or_default();
+    LastRun {
+        name: run.name_any(),
+        namespace: run.namespace().unwrap_or_default(),
+        phase: status.phase.unwrap_or(Phase::Pending),
+        start_time: status.start_time,
+        completion_time: status.completion_time,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn run(name: &str, created: &str) -> Arc<PipelineRun> {
+        let metadata = json!({"name": name, "namespace": "n", "creationTimestamp": created});
+        let spec = json!({"pipelineRef": {"name": "p"}});
+        let kind = "PipelineRun";
+        Arc::new(serde_json::from_value(json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})).unwrap())
+    }
+
+    #[test]
+    fn the_newest_run_is_the_last_that_was_created() {
+        let runs = [
+            run("b", "2026-01-02T00:00:00Z"),
+            run("c", "2026-01-03T00:00:00Z"),
+            run("a", "2026-01-01T00:00:00Z"),
+        ];
+        assert_eq!(newest_runs(&runs)[&("n".to_owned(), "p".to_owned())].name_any(), "c");
+    }
+
+    #[test]
+    fn a_status_that_says_the_same_is_the_same() {
+        let mut pipeline = Pipeline::new("p", Default::default());
+        let at = |second| Time(Timestamp::from_second(second).unwrap());
+        let bad: Verdict = Err(("CredentialsMissing", "no Secret".to_owned()));
+        pipeline.status = Some(status(&pipeline, &bad, None, at(1)));
+        assert_eq!(pipeline.status.as_ref(), Some(&status(&pipeline, &bad, None, at(2))));
+        assert_ne!(pipeline.status, Some(status(&pipeline, &Ok(()), None, at(3))));
+    }
+}

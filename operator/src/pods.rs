@@ -1,0 +1,294 @@
+//! What the operator needs to know of a pod, read once from the object that the watch brought. Everything that decides
+//! about pods works on this, so that it can be tested without any.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
+use kube::ResourceExt;
+
+use crate::names::CLAIMER;
+
+/// A worker pod.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerPod {
+    /// Its name, which is also its name as a consumer.
+    pub name: String,
+    /// How far it is.
+    pub stage: Stage,
+    /// Since when it is so, by our own clock: the moment at which the watch showed it.
+    pub since: Instant,
+    /// It is being deleted, and may take this long for it.
+    pub deleting: Option<Deleting>,
+    /// No container of it runs any more.
+    pub stopped: bool,
+}
+
+/// How long a pod that is being deleted may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Deleting {
+    /// Since when, by our own clock.
+    pub since: Instant,
+    /// The time that it was given.
+    pub grace: Duration,
+}
+
+/// How far a pod is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// No node was found for it.
+    Unschedulable(String),
+    /// It is being scheduled, or its claimer is being started or waits for a file.
+    Claiming,
+    /// A container cannot be started, for now.
+    Stuck(Stuck),
+    /// The claimer has its file, and the filters work on it.
+    Working,
+    /// All containers succeeded.
+    Succeeded,
+    /// It failed: a container did, or the pod as a whole.
+    Failed(Failed),
+}
+
+/// A container that cannot be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// Which one.
+    pub container: String,
+    /// Its image.
+    pub image: String,
+    /// Kubernetes' own word: `ImagePullBackOff`, `CreateContainerConfigError`…
+    pub reason: String,
+    /// What it says.
+    pub message: String,
+}
+
+/// How a pod failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The container that failed; none if the pod failed as a whole (evicted, for example).
+    pub container: Option<String>,
+    /// Its exit code.
+    pub exit_code: Option<i32>,
+    /// Kubernetes' own word: `OOMKilled`, `Error`, `Evicted`…
+    pub reason: String,
+    /// The termination message, or the last lines of the log.
+    pub message: String,
+}
+
+/// Words by which the kubelet says that a container does not start; it tries again by itself.
+const STUCK: [&str; 9] = [
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+];
+
+impl WorkerPod {
+    /// Reads a pod. `before` is what was known of it.
+    pub fn read(pod: &Pod, before: Option<&Self>, now: Instant) -> Self {
+        let stage = stage(pod);
+        let since = before.filter(|before| before.stage.is_like(&stage)).map_or(now, |before| before.since);
+        let deleting = pod.metadata.deletion_timestamp.is_some().then(|| {
+            let grace = u64::try_from(pod.metadata.deletion_grace_period_seconds.unwrap_or(0)).unwrap_or(0);
+            let since = before.and_then(|before| before.deleting).map_or(now, |deleting| deleting.since);
+            Deleting { since, grace: Duration::from_secs(grace) }
+        });
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        let stopped = matches!(phase, Some("Succeeded" | "Failed"));
+        Self { name: pod.name_any(), stage, since, deleting, stopped }
+    }
+
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.stage, Stage::Succeeded | Stage::Failed(_))
+    }
+
+    /// Whether it works, or will: it has neither ended nor is it being deleted.
+    pub fn is_alive(&self) -> bool {
+        !self.is_finished() && self.deleting.is_none()
+    }
+
+    /// Whether it failed by itself before it had a file, as far as it shows: its claimer never started or ended before it
+    /// claimed one, or the node did not take the pod.
+    pub fn died_without_a_file(&self) -> bool {
+        match &self.stage {
+            // Being deleted is no failure of its own.
+            _ if self.deleting.is_some() => false,
+            Stage::Failed(Failed { container: None, .. }) => true,
+            Stage::Failed(Failed { container: Some(container), exit_code, .. }) => {
+                // Exit codes of docs/claimer.md that come after a claim.
+                container == CLAIMER && !matches!(exit_code, Some(14..=21 | 24))
+            }
+            Stage::Unschedulable(_)
+            | Stage::Claiming
+            | Stage::Stuck(_)
+            | Stage::Working
+            | Stage::Succeeded => false,
+        }
+    }
+}
+
+impl Stage {
+    /// The same stage as far as time is concerned: what is said about it may change, as it does at every try.
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stuck(one), Self::Stuck(two)) => one.container == two.container,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
+fn stage(pod: &Pod) -> Stage {
+    let Some(status) = &pod.status else { return Stage::Claiming };
+    let init = status.init_container_statuses.as_deref().unwrap_or_default();
+    let main = status.container_statuses.as_deref().unwrap_or_default();
+    // With `restartPolicy: Never` one container that failed is the end of the pod, also while others still run.
+    let failed = init.iter().chain(main).find_map(failure);
+    match status.phase.as_deref() {
+        Some("Succeeded") => return Stage::Succeeded,
+        // A pod that was evicted says so; its containers only say that they were killed.
+        Some("Failed") if status.reason.is_some() => return Stage::Failed(failed_as_a_whole(pod)),
+        Some("Failed") => return Stage::Failed(failed.unwrap_or_else(|| failed_as_a_whole(pod))),
+        _ => {}
+    }
+    if let Some(failed) = failed {
+        return Stage::Failed(failed);
+    }
+    if let Some(stuck) = init.iter().chain(main).find_map(stuck) {
+        return Stage::Stuck(stuck);
+    }
+    let claimed = init.iter().find(|container| container.name == CLAIMER).and_then(terminated).is_some();
+    if claimed {
+        return Stage::Working;
+    }
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    conditions
+        .iter()
+        .find(|condition| {
+            condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
+        })
+        .map_or(Stage::Claiming, |condition| {
+            Stage::Unschedulable(condition.message.clone().unwrap_or_default())
+        })
+}
+
+fn terminated(container: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    container.state.as_ref()?.terminated.as_ref()
+}
+
+fn failure(container: &ContainerStatus) -> Option<Failed> {
+    let ended = terminated(container).filter(|ended| ended.exit_code != 0)?;
+    Some(Failed {
+        container: Some(container.name.clone()),
+        exit_code: Some(ended.exit_code),
+        reason: ended.reason.clone().unwrap_or_default(),
+        message: ended.message.clone().unwrap_or_default(),
+    })
+}
+
+fn failed_as_a_whole(pod: &Pod) -> Failed {
+    let status = pod.status.clone().unwrap_or_default();
+    Failed {
+        container: None,
+        exit_code: None,
+        reason: status.reason.unwrap_or_else(|| "PodFailed".to_owned()),
+        message: status.message.unwrap_or_default(),
+    }
+}
+
+fn stuck(container: &ContainerStatus) -> Option<Stuck> {
+    let ContainerState { waiting: Some(waiting), .. } = container.state.as_ref()? else { return None };
+    let reason = waiting.reason.clone().filter(|reason| STUCK.contains(&reason.as_str()))?;
+    Some(Stuck {
+        container: container.name.clone(),
+        image: container.image.clone(),
+        reason,
+        message: waiting.message.clone().unwrap_or_default(),
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read(status: Value) -> WorkerPod {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap();
+        WorkerPod::read(&pod, None, Instant::now())
+    }
+
+    fn container(name: &str, state: Value) -> Value {
+        json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state})
+    }
+
+    fn ended(code: i32) -> Value {
+        json!({"terminated": {"exitCode": code, "reason": "Error", "message": "said"}})
+    }
+
+    #[test]
+    fn a_pod_has_a_file_once_its_claimer_ended_well() {
+        let running = container(CLAIMER, json!({"running": {}}));
+        assert_eq!(
+            read(json!({"phase": "Pending", "initContainerStatuses": [running]})).stage,
+            Stage::Claiming
+        );
+        let claimed = container(CLAIMER, ended(0));
+        assert_eq!(
+            read(json!({"phase": "Pending", "initContainerStatuses": [claimed]})).stage,
+            Stage::Working
+        );
+    }
+
+    #[test]
+    fn one_failed_container_is_the_end_also_while_others_run() {
+        let pod = read(json!({"phase": "Running", "initContainerStatuses": [container(CLAIMER, ended(0))],
+            "containerStatuses": [container("a", json!({"running": {}})), container("b", ended(3))]}));
+        let Stage::Failed(failed) = pod.stage else { panic!("{pod:?}") };
+        assert_eq!((failed.container.as_deref(), failed.exit_code), (Some("b"), Some(3)));
+    }
+
+    #[test]
+    fn a_container_that_does_not_start_is_seen() {
+        let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}});
+        let pod = read(json!({"phase": "Pending", "containerStatuses": [container("a", waiting)]}));
+        assert!(matches!(pod.stage, Stage::Stuck(Stuck { ref reason, .. }) if reason == "ImagePullBackOff"));
+        let creating = json!({"waiting": {"reason": "ContainerCreating"}});
+        let pod = read(json!({"phase": "Pending", "containerStatuses": [container("a", creating)]}));
+        assert_eq!(pod.stage, Stage::Claiming);
+    }
+
+    #[test]
+    fn a_pod_without_a_file_is_told_from_a_file_that_failed() {
+        let died = |name: &str, code| {
+            read(json!({"phase": "Failed", "initContainerStatuses": [container(name, ended(code))]}))
+                .died_without_a_file()
+        };
+        assert!(died(CLAIMER, 11) && died(CLAIMER, 12) && died(CLAIMER, 137), "no claim was made");
+        assert!(died(CLAIMER, 1) && died(CLAIMER, 101), "another program, or a panic");
+        assert!(!died(CLAIMER, 15), "the object of a claimed file is gone");
+        assert!(!died("resize", 12), "a filter's exit code is its own business");
+        assert!(
+            read(json!({"phase": "Failed", "reason": "OutOfcpu"})).died_without_a_file(),
+            "the node did not take it"
+        );
+    }
+
+    #[test]
+    fn time_goes_on_while_the_same_container_is_stuck() {
+        let pod = |reason: &str| -> Pod {
+            let waiting = json!({"waiting": {"reason": reason}});
+            let status = json!({"phase": "Pending", "containerStatuses": [container("a", waiting)]});
+            serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap()
+        };
+        let start = Instant::now();
+        let first = WorkerPod::read(&pod("ErrImagePull"), None, start);
+        let second = WorkerPod::read(&pod("ImagePullBackOff"), Some(&first), start + Duration::from_secs(9));
+        assert_eq!(second.since, start);
+    }
+}

@@ -1,0 +1,7 @@
+//! The objects of a run, built from its snapshot. Pure: the same run gives the same objects.
+
+pub mod job;
+pub mod owner;
+pub mod pod;
+pub mod secret;
+pub mod snapshot;

@@ -1,0 +1,64 @@
+//! The Secrets of a run: the Valkey user of its workers, and copies of keys that a grant lets it use.
+
+use std::collections::BTreeMap;
+
+use crds::run_id::RunId;
+use crds::v1alpha1::PipelineRun;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+use queue::{Password, WorkerUser};
+
+use super::owner;
+use super::snapshot::Role;
+use crate::names::{self, EPOCH_ANNOTATION};
+
+/// Keys of the Secret with the Valkey user.
+pub const USERNAME: &str = "username";
+/// Its password.
+pub const PASSWORD: &str = "password";
+/// Keys of a credentials Secret.
+pub const ACCESS_KEY_ID: &str = "accessKeyId";
+/// Its secret part.
+pub const SECRET_ACCESS_KEY: &str = "secretAccessKey";
+
+/// The Secret of the run's Valkey user.
+pub fn queue(run: &PipelineRun, run_id: &RunId, user: &WorkerUser) -> Secret {
+    let text = |text: &str| ByteString(text.as_bytes().to_vec());
+    Secret {
+        metadata: owner::metadata(run, run_id, names::queue_secret(&run.name_any())),
+        data: Some(BTreeMap::from([
+            (USERNAME.to_owned(), text(&user.name)),
+            (PASSWORD.to_owned(), text(user.password.reveal())),
+        ])),
+        ..Secret::default()
+    }
+}
+
+/// The user that such a Secret holds.
+pub fn read_queue(run: &PipelineRun, run_id: &RunId, secret: &Secret) -> Option<WorkerUser> {
+    let password = text(secret, PASSWORD)?;
+    Some(WorkerUser::with_password(run_id, &run.uid().unwrap_or_default(), Password::from(password)))
+}
+
+/// The epoch of the queue that was written down.
+pub fn epoch(secret: &Secret) -> Option<&str> {
+    secret.metadata.annotations.as_ref()?.get(EPOCH_ANNOTATION).map(String::as_str)
+}
+
+/// A copy of keys of another namespace.
+pub fn copy(run: &PipelineRun, run_id: &RunId, role: Role, keys: &Secret) -> Secret {
+    let data = keys.data.clone().unwrap_or_default();
+    let wanted = |key: &str| data.get(key).map(|value| (key.to_owned(), value.clone()));
+    Secret {
+        metadata: owner::metadata(run, run_id, names::credentials_copy(&run.name_any(), role.as_ref())),
+        data: Some([ACCESS_KEY_ID, SECRET_ACCESS_KEY].into_iter().filter_map(wanted).collect()),
+        ..Secret::default()
+    }
+}
+
+/// The text under a key; `None` if it is missing, empty or no text.
+pub fn text(secret: &Secret, key: &str) -> Option<String> {
+    let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
+    String::from_utf8(bytes.clone()).ok().filter(|text| !text.is_empty())
+}

@@ -1,0 +1,107 @@
+//! The Pipeline as it was when the run started. Everything of a run is built from it: editing or deleting the Pipeline
+//! affects later runs only.
+
+use crds::run_id::RunId;
+use crds::v1alpha1::{Bucket, Filter, Pipeline, PipelineRun, PipelineSpec, SecretReference};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use kube::ResourceExt;
+use serde::{Deserialize, Serialize};
+
+use super::owner;
+use crate::names;
+
+/// A Pipeline at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Snapshot {
+    /// Where the Pipeline is; its Secrets are there too, unless it says otherwise.
+    pub namespace: String,
+    /// Name of the Pipeline.
+    pub name: String,
+    /// What it said.
+    pub spec: PipelineSpec,
+}
+
+impl Snapshot {
+    /// The Pipeline as it is now.
+    pub fn of(pipeline: &Pipeline) -> Self {
+        Self {
+            namespace: pipeline.namespace().unwrap_or_default(),
+            name: pipeline.name_any(),
+            spec: pipeline.spec.clone(),
+        }
+    }
+
+    /// Reads what was stored.
+    pub fn read(stored: &ControllerRevision) -> Result<Self, serde_json::Error> {
+        let data = stored.data.clone().map(|RawExtension(data)| data).unwrap_or_default();
+        serde_json::from_value(data)
+    }
+
+    /// What is stored.
+    pub fn stored(&self, run: &PipelineRun, run_id: &RunId) -> Result<ControllerRevision, serde_json::Error> {
+        Ok(ControllerRevision {
+            metadata: owner::metadata(run, run_id, names::snapshot(&run.name_any())),
+            data: Some(RawExtension(serde_json::to_value(self)?)),
+            revision: 1,
+        })
+    }
+
+    /// The prefix of this run's files: its own, or the Pipeline's.
+    pub fn prefix<'a>(&'a self, run: &'a PipelineRun) -> &'a str {
+        let own = run.spec.source.as_ref().and_then(|source| source.prefix.as_deref());
+        own.unwrap_or(&self.spec.source.bucket.prefix)
+    }
+
+    /// The globs of this run: its own, or the Pipeline's.
+    pub fn globs<'a>(&'a self, run: &'a PipelineRun) -> (&'a [String], &'a [String]) {
+        let own = run.spec.source.as_ref();
+        let include = own.and_then(|source| source.include.as_ref()).unwrap_or(&self.spec.source.include);
+        let exclude = own.and_then(|source| source.exclude.as_ref()).unwrap_or(&self.spec.source.exclude);
+        (include, exclude)
+    }
+
+    /// The filter whose results are published.
+    pub fn published_filter(&self) -> Option<&str> {
+        let sink = self.spec.sink.as_ref()?;
+        sink.from.as_deref().or_else(|| self.spec.filters.last().map(|filter: &Filter| filter.name.as_str()))
+    }
+
+    /// The Secrets of both buckets, with the role that each plays and the namespace that it is in.
+    pub fn secrets(&self) -> Vec<Credentials<'_>> {
+        let sink = self.spec.sink.as_ref().map(|sink| (Role::Sink, &sink.bucket));
+        let buckets = std::iter::once((Role::Source, &self.spec.source.bucket)).chain(sink);
+        let named = |(role, bucket): (Role, &'_ Bucket)| {
+            let SecretReference { name, namespace } = bucket.credentials_secret.as_ref()?;
+            Some((role, name.clone(), namespace.clone().unwrap_or_else(|| self.namespace.clone())))
+        };
+        buckets
+            .filter_map(|(role, bucket)| named((role, bucket)).map(|found| (found, bucket)))
+            .map(|((role, name, namespace), bucket)| Credentials { role, bucket, name, namespace })
+            .collect()
+    }
+}
+
+/// Which bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::AsRefStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum Role {
+    /// Where files come from.
+    Source,
+    /// Where results go.
+    Sink,
+}
+
+/// A Secret with keys, and what it is for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Credentials<'a> {
+    /// For which bucket.
+    pub role: Role,
+    /// The bucket itself.
+    pub bucket: &'a Bucket,
+    /// Name of the Secret.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+}

@@ -1,0 +1,135 @@
+//! A run that is deleted: what it has in Valkey and in Kubernetes goes with it. With Valkey away it is not held up for
+//! ever: what is left to do is written down, and done when Valkey is back.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crds::run_id::RunId;
+use crds::v1alpha1::PipelineRun;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use queue::{RunQueue, WorkerUser};
+use serde_json::json;
+
+use super::Next;
+use super::build::owner;
+use super::memory::Memory;
+use super::setup;
+use crate::context::Context;
+use crate::error::{Error, chain};
+use crate::names::{self, FINALIZER, MANAGER, RUN_UID_LABEL};
+use crate::world::View;
+
+/// How long a deleted run waits for Valkey.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What is still to be removed from Valkey: one entry per run, `<uid>: <key of its stream>`.
+const NOTES: &str = "openfilter-operator-cleanup";
+
+/// Marks the run, so that it is not gone before [`finalize`] was there.
+pub async fn add_finalizer(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
+    let mut finalizers = run.finalizers().to_vec();
+    finalizers.push(FINALIZER.to_owned());
+    set_finalizers(ctx, run, &finalizers).await
+}
+
+async fn set_finalizers(ctx: &Context, run: &PipelineRun, finalizers: &[String]) -> Result<(), Error> {
+    let api: Api<PipelineRun> = ctx.api(run);
+    // The version, so that a finalizer that somebody else adds at the same time is not lost.
+    let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": run.resource_version()}});
+    match api.patch(&run.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        patched => patched.map(|_| ()).map_err(Error::kubernetes("write the finalizers of the run")),
+    }
+}
+
+/// Removes everything of a deleted run, then lets it go.
+pub async fn finalize(ctx: &Context, view: &View, memory: &mut Memory) -> Result<Next, Error> {
+    let run = &view.run;
+    memory.listing = None;
+    if !run.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+        return Ok(Next::Done);
+    }
+    remove_workers(ctx, run).await?;
+    let since = *memory.deleting.get_or_insert_with(Instant::now);
+    if let Ok(run_id) = setup::run_id(run)
+        && let Err(error) = forget(ctx, &run_id, &run.uid().unwrap_or_default()).await
+    {
+        if since.elapsed() < PATIENCE {
+            return Err(error);
+        }
+        tracing::warn!(run = %run_id, error = chain(&error), "a deleted run is removed from Valkey later");
+        note(ctx, &run.uid().unwrap_or_default(), Some(&run_id.key("work"))).await?;
+    }
+    let others: Vec<String> =
+        run.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).cloned().collect();
+    set_finalizers(ctx, run, &others).await?;
+    Ok(Next::Done)
+}
+
+async fn remove_workers(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
+    let jobs: Api<Job> = ctx.api(run);
+    let name = names::job(&run.name_any());
+    let found =
+        jobs.get_metadata_opt(&name).await.map_err(Error::kubernetes(format!("look for Job {name}")))?;
+    if found.is_some_and(|found| owner::owns(run, &found)) {
+        match jobs.delete(&name, &DeleteParams::background()).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            deleted => {
+                deleted.map_err(Error::kubernetes(format!("delete Job {name}")))?;
+            }
+        }
+    }
+    let pods: Api<Pod> = ctx.api(run);
+    let ours = ListParams::default().labels(&format!("{RUN_UID_LABEL}={}", run.uid().unwrap_or_default()));
+    // At once: nobody waits for what they would still say.
+    let at_once = DeleteParams::default().grace_period(0);
+    pods.delete_collection(&at_once, &ours)
+        .await
+        .map(|_| ())
+        .map_err(Error::kubernetes("delete the pods of the run"))
+}
+
+/// The user first: from then on no worker claims anything.
+async fn forget(ctx: &Context, run_id: &RunId, uid: &str) -> Result<(), Error> {
+    WorkerUser::remove(&ctx.valkey, run_id, uid).await?;
+    RunQueue::delete(&ctx.valkey, run_id, uid).await?;
+    Ok(())
+}
+
+/// Writes down, or crosses out, a run that is still to be removed from Valkey.
+async fn note(ctx: &Context, uid: &str, stream: Option<&str>) -> Result<(), Error> {
+    let api: Api<ConfigMap> = Api::namespaced(ctx.client.clone(), &ctx.settings.operator_namespace);
+    let doing = || Error::kubernetes(format!("write ConfigMap {NOTES}"));
+    let patch = Patch::Merge(json!({"data": {uid: stream}}));
+    match api.patch(NOTES, &PatchParams::default(), &patch).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            let data: BTreeMap<&str, &str> = stream.into_iter().map(|stream| (uid, stream)).collect();
+            let wanted =
+                json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NOTES}, "data": data});
+            api.patch(NOTES, &PatchParams::apply(MANAGER).force(), &Patch::Apply(wanted))
+                .await
+                .map_err(doing())?;
+        }
+        patched => {
+            patched.map_err(doing())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes from Valkey what could not be removed before.
+pub async fn sweep(ctx: &Context) -> Result<(), Error> {
+    let api: Api<ConfigMap> = Api::namespaced(ctx.client.clone(), &ctx.settings.operator_namespace);
+    let found = api.get_opt(NOTES).await.map_err(Error::kubernetes(format!("read ConfigMap {NOTES}")))?;
+    let notes = found.and_then(|found| found.data).unwrap_or_default();
+    for (uid, stream) in notes {
+        let run_id = stream.strip_prefix("pr:").and_then(|rest| rest.strip_suffix(":work"));
+        if let Some(run_id) = run_id.and_then(|id| id.parse::<RunId>().ok()) {
+            forget(ctx, &run_id, &uid).await?;
+        }
+        note(ctx, &uid, None).await?;
+    }
+    Ok(())
+}

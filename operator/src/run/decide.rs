@@ -1,0 +1,216 @@
+//! What to do with the pods of a run, and whether it has ended. Pure: no I/O and no clock, so that "do we start another
+//! pod?" is answered by a plain test.
+
+use std::time::Duration;
+
+use queue::{Listing, State, Stats};
+use strum::AsRefStr;
+
+use super::limits::Limits;
+
+/// What a run looks like when it is decided about.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The counts of its queue.
+    pub stats: &'a Stats,
+    /// What it allows.
+    pub limits: &'a Limits,
+    /// Pods that work or will, also those that were created and have not been shown by the watch yet.
+    pub alive: u64,
+    /// Whether no file may be started.
+    pub suspended: bool,
+    /// How long it has been running.
+    pub age: Duration,
+    /// Whether pods were refused or died so recently that it is better to wait.
+    pub backing_off: bool,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// The run goes on.
+    GoOn {
+        /// Pods to create.
+        create: u64,
+        /// Whether pods that have no file are removed, because none may be started.
+        drop_idle: bool,
+        /// When to look again, if nothing happens before.
+        wake: Option<Duration>,
+    },
+    /// The run ends.
+    End(End),
+}
+
+/// How a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr)]
+pub enum End {
+    /// All files are settled and none, or few enough, failed.
+    Completed,
+    /// All files are settled and too many failed.
+    FilesFailed,
+    /// There was no file.
+    NoFilesFound,
+    /// The run took too long.
+    TimedOut,
+    /// So many files failed that the run stops early.
+    TooManyFailures,
+    /// It was being ended when the operator crashed, and how is written down in Valkey.
+    Aborted,
+}
+
+impl End {
+    /// Whether files that are not settled are given up.
+    pub fn is_abort(self) -> bool {
+        match self {
+            Self::TimedOut | Self::TooManyFailures | Self::Aborted => true,
+            Self::Completed | Self::FilesFailed | Self::NoFilesFound => false,
+        }
+    }
+}
+
+/// Decides.
+pub fn decide(seen: &Seen<'_>) -> Plan {
+    let Seen { stats, limits, alive, suspended, age, backing_off } = *seen;
+    if let Some(end) = end(stats, limits, age) {
+        return Plan::End(end);
+    }
+    let left = limits.timeout.map(|timeout| timeout.saturating_sub(age));
+    let wake = [left, stats.next_retry].into_iter().flatten().min();
+    if suspended {
+        return Plan::GoOn { create: 0, drop_idle: true, wake };
+    }
+    // A file that waits for its back-off needs no pod before it is due.
+    let demand = limits.parallelism.min(stats.queued - stats.delayed + stats.running);
+    let create = if backing_off { 0 } else { demand.saturating_sub(alive) };
+    Plan::GoOn { create, drop_idle: false, wake }
+}
+
+fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
+    if stats.state == State::Closing {
+        return Some(End::Aborted);
+    }
+    if stats.is_finished() {
+        return Some(match (stats.total, limits.is_success(stats.failed, stats.total)) {
+            (0, _) => End::NoFilesFound,
+            (_, true) => End::Completed,
+            (_, false) if limits.too_many_failed(stats.failed, stats.total) => End::TooManyFailures,
+            (_, false) => End::FilesFailed,
+        });
+    }
+    if limits.timeout.is_some_and(|timeout| age >= timeout) {
+        return Some(End::TimedOut);
+    }
+    // A share of the files means nothing before all are known.
+    let all_known = stats.listing == Listing::Complete;
+    (all_known && limits.too_many_failed(stats.failed, stats.total)).then_some(End::TooManyFailures)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn limits(execution: serde_json::Value) -> Limits {
+        Limits::parse(&serde_json::from_value(execution).unwrap()).unwrap()
+    }
+
+    fn stats(queued: u64, running: u64, succeeded: u64, failed: u64) -> Stats {
+        Stats {
+            state: State::Open,
+            listing: Listing::Complete,
+            total: queued + running + succeeded + failed,
+            queued,
+            running,
+            succeeded,
+            failed,
+            retried: 0,
+            reclaimed: 0,
+            delayed: 0,
+            next_retry: None,
+        }
+    }
+
+    fn plan(stats: &Stats, limits: &Limits, alive: u64) -> Plan {
+        decide(&Seen { stats, limits, alive, suspended: false, age: Duration::ZERO, backing_off: false })
+    }
+
+    fn creates(plan: Plan) -> u64 {
+        match plan {
+            Plan::GoOn { create, .. } => create,
+            Plan::End(end) => panic!("{end:?}"),
+        }
+    }
+
+    #[test]
+    fn as_many_pods_as_files_and_never_more_than_allowed() {
+        let ten = limits(json!({"parallelism": 10}));
+        assert_eq!(creates(plan(&stats(100, 0, 0, 0), &ten, 0)), 10);
+        assert_eq!(creates(plan(&stats(100, 6, 0, 0), &ten, 8)), 2);
+        assert_eq!(creates(plan(&stats(3, 0, 97, 0), &ten, 0)), 3, "no pod without a file");
+        assert_eq!(creates(plan(&stats(0, 3, 97, 0), &ten, 3)), 0, "those that run are enough");
+        assert_eq!(creates(plan(&stats(100, 0, 0, 0), &ten, 15)), 0, "parallelism was lowered");
+    }
+
+    #[test]
+    fn a_file_that_waits_for_its_back_off_needs_no_pod_yet() {
+        let waiting = Stats { delayed: 4, next_retry: Some(Duration::from_secs(7)), ..stats(4, 0, 6, 0) };
+        let plan = plan(&waiting, &limits(json!({})), 0);
+        assert_eq!(plan, Plan::GoOn { create: 0, drop_idle: false, wake: Some(Duration::from_secs(7)) });
+    }
+
+    #[test]
+    fn a_suspended_run_starts_nothing_and_lets_go_of_idle_pods() {
+        let (stats, limits) = (stats(9, 1, 0, 0), limits(json!({})));
+        let seen = Seen {
+            stats: &stats,
+            limits: &limits,
+            alive: 1,
+            suspended: true,
+            age: Duration::ZERO,
+            backing_off: false,
+        };
+        assert_eq!(decide(&seen), Plan::GoOn { create: 0, drop_idle: true, wake: None });
+    }
+
+    #[test]
+    fn a_run_ends_when_every_file_is_settled() {
+        let none = limits(json!({}));
+        assert_eq!(plan(&stats(0, 0, 5, 0), &none, 2), Plan::End(End::Completed));
+        assert_eq!(plan(&stats(0, 0, 4, 1), &none, 0), Plan::End(End::FilesFailed));
+        assert_eq!(plan(&stats(0, 0, 0, 0), &none, 0), Plan::End(End::NoFilesFound));
+        assert_eq!(
+            plan(&stats(0, 0, 4, 1), &limits(json!({"maxFailedFiles": 1})), 0),
+            Plan::End(End::Completed)
+        );
+        let listing = Stats { listing: Listing::UpTo(String::new()), ..stats(0, 0, 5, 0) };
+        assert!(matches!(plan(&listing, &none, 0), Plan::GoOn { .. }), "not all files are known");
+    }
+
+    #[test]
+    fn a_run_stops_early_when_too_many_files_failed_or_its_time_is_over() {
+        let two = limits(json!({"maxFailedFiles": 2}));
+        assert!(matches!(plan(&stats(5, 1, 0, 2), &two, 1), Plan::GoOn { .. }));
+        assert_eq!(plan(&stats(5, 1, 0, 3), &two, 1), Plan::End(End::TooManyFailures));
+        let (stats, minute) = (stats(5, 1, 0, 0), limits(json!({"timeout": "1m"})));
+        let at = |seconds| {
+            let age = Duration::from_secs(seconds);
+            decide(&Seen {
+                stats: &stats,
+                limits: &minute,
+                alive: 6,
+                suspended: false,
+                age,
+                backing_off: false,
+            })
+        };
+        assert_eq!(at(59), Plan::GoOn { create: 0, drop_idle: false, wake: Some(Duration::from_secs(1)) });
+        assert_eq!(at(60), Plan::End(End::TimedOut));
+    }
+
+    #[test]
+    fn an_abort_that_was_begun_is_carried_on() {
+        let closing = Stats { state: State::Closing, ..stats(5, 1, 0, 0) };
+        assert_eq!(plan(&closing, &limits(json!({})), 1), Plan::End(End::Aborted));
+    }
+}

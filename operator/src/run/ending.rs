@@ -1,0 +1,156 @@
+//! How a run ends: the queue is closed, every pod goes, and then Job and run say so in one pass. Each step can be done
+//! again, so that a crash between any two of them changes nothing.
+
+use std::time::Duration;
+
+use crds::run_id::RunId;
+use crds::v1alpha1::{Phase, PipelineRun};
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, ListParams};
+use kube::{Api, ResourceExt};
+use queue::{Closed, Ending, Finished, RunQueue, WorkerUser};
+
+use super::build::snapshot::Role;
+use super::decide::End;
+use super::memory::Memory;
+use super::status::{self, Outcome, Report};
+use super::{Next, Stop, workers};
+use crate::context::Context;
+use crate::error::{Error, chain};
+use crate::names::{self, RUN_UID_LABEL};
+use crate::world::View;
+
+/// How soon to look whether the last pods are gone, should the watch not say so.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Closes the queue. `None` if a file turned up that is not settled.
+pub async fn close(
+    ctx: &Context,
+    run: &PipelineRun,
+    queue: &RunQueue,
+    end: End,
+    memory: &Memory,
+    report: &Report,
+) -> Result<Option<Finished>, Stop> {
+    let outcome = Outcome {
+        succeeded: end == End::Completed,
+        reason: end.as_ref().to_owned(),
+        start_time: known_start(run, memory).or_else(|| report.start_time.clone()),
+        completion_time: Time(Timestamp::now()),
+        job_name: report.job_name.clone(),
+        recent_failures: report.recent_failures.clone(),
+    };
+    let outcome = serde_json::to_string(&outcome).map_err(Error::Snapshot)?;
+    let ending = if end.is_abort() { Ending::Abort { reason: end.as_ref() } } else { Ending::Finish };
+    loop {
+        match queue.close(ending, &outcome, &ctx.settings.retention).await? {
+            Closed::Closed(finished) => return Ok(Some(finished)),
+            Closed::More { .. } => {}
+            Closed::Unfinished { .. } => return Ok(None),
+        }
+    }
+}
+
+/// When the run started: what was written down, which the watch may not have shown yet.
+fn known_start(run: &PipelineRun, memory: &Memory) -> Option<Time> {
+    let written = memory.published.as_ref().map(|(status, _)| status);
+    written.or(run.status.as_ref()).and_then(|status| status.start_time.clone())
+}
+
+/// Does all that is to be done once the queue is closed, and reports the end when no pod is left.
+pub async fn finish(
+    ctx: &Context,
+    view: &View,
+    run_id: &RunId,
+    finished: &Finished,
+    memory: &mut Memory,
+    report: &mut Report,
+) -> Result<Next, Stop> {
+    let run = &view.run;
+    let outcome = read_outcome(run, finished);
+    let counts = status::final_counts(&finished.counts);
+    report.phase = Some(Phase::Running);
+    report.counts = Some(counts);
+    memory.listing = None;
+    if !view.pods.is_empty() {
+        let (lost, others): (Vec<_>, Vec<_>) = view.pods.iter().partition(|pod| {
+            pod.deleting.is_some_and(|going| going.since.elapsed() > going.grace + LOOK_AGAIN)
+        });
+        let names = |pods: Vec<&std::sync::Arc<crate::pods::WorkerPod>>| {
+            pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
+        };
+        workers::remove_pods(ctx, run, &names(lost), true, memory).await?;
+        let others: Vec<_> = others.into_iter().filter(|pod| pod.deleting.is_none()).collect();
+        workers::remove_pods(ctx, run, &names(others), false, memory).await?;
+        return Ok(Next::Within(LOOK_AGAIN));
+    }
+    if remove_unseen(ctx, run, memory).await? {
+        return Ok(Next::Within(LOOK_AGAIN));
+    }
+    let message = if outcome.reason == End::NoFilesFound.as_ref() {
+        "no file of the bucket matches prefix, include and exclude".to_owned()
+    } else {
+        status::summary(counts)
+    };
+    if let Some(job) = view.job.as_ref().or(memory.job.as_ref().map(|(job, _)| job)).cloned() {
+        workers::finish_job(ctx, run, &job, counts, &outcome, &message, memory).await?;
+    }
+    forget_workers(ctx, run, run_id).await?;
+    if outcome.succeeded {
+        ctx.tell(run, &outcome.reason, message);
+    } else {
+        ctx.warn(run, &outcome.reason, message);
+    }
+    report.outcome = Some(outcome);
+    Ok(Next::Done)
+}
+
+/// Pods that the watch has not shown yet: one that was asked for a moment ago, say. Whether there were any.
+async fn remove_unseen(ctx: &Context, run: &PipelineRun, memory: &mut Memory) -> Result<bool, Stop> {
+    let pods: Api<Pod> = ctx.api(run);
+    let ours = ListParams::default().labels(&format!("{RUN_UID_LABEL}={}", run.uid().unwrap_or_default()));
+    let listed = pods.list_metadata(&ours).await.map_err(Error::kubernetes("list the pods of the run"))?;
+    let names: Vec<String> = listed.items.iter().map(ResourceExt::name_any).collect();
+    workers::remove_pods(ctx, run, &names, true, memory).await?;
+    Ok(!names.is_empty())
+}
+
+/// What was written down at the end; a text that cannot be read still has its counts.
+fn read_outcome(run: &PipelineRun, finished: &Finished) -> Outcome {
+    serde_json::from_str(&finished.outcome).unwrap_or_else(|error| {
+        tracing::warn!(run = %run.name_any(), error = chain(&error), "the outcome in the ledger cannot be read");
+        Outcome {
+            succeeded: finished.counts.failed == 0 && finished.counts.total > 0,
+            reason: "Restored".to_owned(),
+            start_time: None,
+            completion_time: Time(Timestamp::now()),
+            job_name: None,
+            recent_failures: Vec::new(),
+        }
+    })
+}
+
+/// The workers' user and Secrets: nobody needs them any more.
+async fn forget_workers(ctx: &Context, run: &PipelineRun, run_id: &RunId) -> Result<(), Stop> {
+    WorkerUser::remove(&ctx.valkey, run_id, &run.uid().unwrap_or_default()).await?;
+    let api: Api<Secret> = ctx.api(run);
+    let run_name = run.name_any();
+    let copies = [Role::Source, Role::Sink].map(|role| names::credentials_copy(&run_name, role.as_ref()));
+    for name in std::iter::once(names::queue_secret(&run_name)).chain(copies) {
+        let found = api
+            .get_metadata_opt(&name)
+            .await
+            .map_err(Error::kubernetes(format!("look for Secret {name}")))?;
+        if found.is_some_and(|found| super::build::owner::owns(run, &found)) {
+            match api.delete(&name, &DeleteParams::default()).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                deleted => {
+                    deleted.map_err(Error::kubernetes(format!("delete Secret {name}")))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

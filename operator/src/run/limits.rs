@@ -1,0 +1,107 @@
+//! The run's `execution`, parsed once and trusted afterwards.
+
+use std::time::Duration;
+
+use crds::rules::{FailureLimit, parse_duration};
+use crds::v1alpha1::{Execution, RetryBackoff};
+use queue::RetryPolicy;
+
+/// What a run allows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Pods at once.
+    pub parallelism: u64,
+    /// When failed files are tried again.
+    pub retry: RetryPolicy,
+    /// How long a claim may sit on a lost node.
+    pub pending_timeout: Duration,
+    /// How long one attempt may take.
+    pub file_timeout: Option<Duration>,
+    /// How long the run may take.
+    pub timeout: Option<Duration>,
+    /// Exit codes that say that the input is bad.
+    pub non_retryable: Vec<i32>,
+    /// How many files may fail.
+    pub max_failed: Option<FailureLimit>,
+}
+
+impl Limits {
+    /// Parses. `None` if a field cannot be read, which validation has refused before.
+    pub fn parse(execution: &Execution) -> Option<Self> {
+        let Execution {
+            parallelism,
+            max_attempts,
+            pending_timeout,
+            retry_backoff: RetryBackoff { initial, max },
+            file_timeout,
+            timeout,
+            non_retryable_exit_codes,
+            max_failed_files,
+        } = execution;
+        let optional = |text: &Option<String>| match text {
+            None => Some(None),
+            Some(text) => parse_duration(text).map(Some),
+        };
+        Some(Self {
+            parallelism: u64::try_from(*parallelism).ok()?,
+            retry: RetryPolicy {
+                max_attempts: u32::try_from(*max_attempts).ok()?,
+                backoff_initial: parse_duration(initial)?,
+                backoff_max: parse_duration(max)?,
+                keep_results: 0,
+            },
+            pending_timeout: parse_duration(pending_timeout)?,
+            file_timeout: optional(file_timeout)?,
+            timeout: optional(timeout)?,
+            non_retryable: non_retryable_exit_codes.clone(),
+            max_failed: match max_failed_files {
+                None => None,
+                Some(limit) => Some(FailureLimit::parse(limit)?),
+            },
+        })
+    }
+
+    /// Whether more files have failed than may.
+    pub fn too_many_failed(&self, failed: u64, total: u64) -> bool {
+        match self.max_failed {
+            None => false,
+            Some(FailureLimit::Count(limit)) => failed > limit,
+            Some(FailureLimit::Percent(percent)) => failed * 100 > total * u64::from(percent),
+        }
+    }
+
+    /// Whether a run that ends with these counts has succeeded.
+    pub fn is_success(&self, failed: u64, total: u64) -> bool {
+        failed == 0 || (self.max_failed.is_some() && !self.too_many_failed(failed, total))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn limits(execution: Value) -> Limits {
+        Limits::parse(&serde_json::from_value(execution).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn one_failed_file_fails_a_run_that_allows_none_and_stops_none() {
+        let none = limits(json!({}));
+        assert!(none.is_success(0, 9) && !none.is_success(1, 9));
+        assert!(!none.too_many_failed(9, 9), "without a limit nothing stops early");
+    }
+
+    #[test]
+    fn a_count_and_a_percentage_are_limits_that_may_be_reached() {
+        let count = limits(json!({"maxFailedFiles": 2}));
+        assert!(count.is_success(2, 9) && !count.too_many_failed(2, 9) && count.too_many_failed(3, 9));
+        let percent = limits(json!({"maxFailedFiles": "10%"}));
+        assert!(
+            percent.is_success(1, 10) && !percent.too_many_failed(1, 10) && percent.too_many_failed(2, 19)
+        );
+        let zero = limits(json!({"maxFailedFiles": 0}));
+        assert!(zero.too_many_failed(1, 1_000_000));
+    }
+}

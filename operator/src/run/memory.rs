@@ -1,0 +1,228 @@
+//! What the operator remembers of a run between passes. All of it can be lost at any moment: a restarted operator finds
+//! out again what it needs.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crds::v1alpha1::{FailedFile, PipelineRunStatus};
+use k8s_openapi::api::batch::v1::Job;
+use queue::{Listing, RunQueue, WorkerUser};
+
+use super::build::snapshot::Snapshot;
+use super::listing::ListingTask;
+use crate::error::Obstacle;
+use crate::pods::WorkerPod;
+
+/// Failed files that a status shows.
+const RECENT_FAILURES_MAX: usize = 10;
+/// Events about failed files of one run.
+const FAILURES_TOLD_MAX: usize = 10;
+/// A pod that the watch has not shown after this long was not created after all.
+const CREATION_SHOWN_WITHIN: Duration = Duration::from_secs(60);
+
+/// What is remembered of a run.
+#[derive(Default)]
+pub struct Memory {
+    /// The Pipeline, once it is stored.
+    pub snapshot: Option<Arc<Snapshot>>,
+    /// The queue, while it is open.
+    pub queue: Option<RunQueue>,
+    /// The workers' Valkey user, and when it was last seen to be there.
+    pub user: Option<(WorkerUser, Instant)>,
+    /// The listing that is under way, or has failed.
+    pub listing: Option<ListingTask>,
+    /// Why it failed, and how far it had got.
+    listing_problem: Option<(Obstacle, Listing)>,
+    /// How the listing fared.
+    pub listing_backoff: Backoff,
+    /// Valkey lost the queue, and the bucket is being listed again.
+    pub lost: bool,
+    /// The Job as it was created, until the watch shows it.
+    pub job: Option<(Arc<Job>, Instant)>,
+    /// Pods that were created and not shown by the watch yet.
+    in_flight: HashMap<String, Instant>,
+    /// Pods whose file is settled.
+    pub settled: HashSet<String>,
+    /// Pods that were deleted and that the watch still shows.
+    pub removed: HashSet<String>,
+    /// Failed pods that are kept for their logs, oldest first.
+    pub kept: VecDeque<String>,
+    /// Pods that are gone and whose files nobody has looked after yet.
+    pub gone: BTreeMap<String, Arc<WorkerPod>>,
+    /// Pods that were removed because no file may be started: should one have claimed meanwhile, nobody tried its file.
+    pub dismissed: HashSet<String>,
+    /// How the creation of pods fared.
+    pub creation_backoff: Backoff,
+    /// Why pods were refused or die, if they do.
+    pub creation_problem: Option<Obstacle>,
+    /// When all claims were last compared with all pods.
+    pub last_scan: Option<Instant>,
+    /// The status that was written last, and when.
+    pub published: Option<(PipelineRunStatus, Instant)>,
+    /// What the Job's status said last.
+    pub job_status: Option<serde_json::Value>,
+    /// The newest files that failed for good, newest last.
+    failures: VecDeque<FailedFile>,
+    failures_told: usize,
+    /// The reason that people were warned of last.
+    pub warned: Option<crate::error::Reason>,
+    /// Since when the run is being deleted.
+    pub deleting: Option<Instant>,
+}
+
+impl Memory {
+    /// The queue must be opened again: it was lost, closed, or begun anew.
+    pub fn forget_queue(&mut self) {
+        self.queue = None;
+        self.listing = None;
+        self.last_scan = None;
+    }
+
+    /// The listing failed, and got as far as this.
+    pub fn listing_failed(&mut self, why: Obstacle, at: Listing, now: Instant) {
+        self.listing_backoff.failed(now);
+        self.listing_problem = Some((why, at));
+    }
+
+    /// Why the listing does not get on, if it does not: once it is further than where it failed, it does.
+    pub fn listing_problem(&mut self, at: &Listing) -> Option<Obstacle> {
+        if self.listing_problem.as_ref().is_some_and(|(_, failed_at)| failed_at != at) {
+            self.listing_problem = None;
+            self.listing_backoff.reset();
+        }
+        self.listing_problem.as_ref().map(|(why, _)| why.clone())
+    }
+
+    /// A pod was asked for.
+    pub fn created(&mut self, pod: &str, now: Instant) {
+        self.in_flight.insert(pod.to_owned(), now);
+    }
+
+    /// Pods that were asked for and are not among these. Trap 31: without them a slow watch would let us create too many.
+    pub fn in_flight(&mut self, shown: &[Arc<WorkerPod>], now: Instant) -> u64 {
+        if !self.in_flight.is_empty() {
+            for pod in shown {
+                self.in_flight.remove(&pod.name);
+            }
+            self.in_flight.retain(|pod, since| {
+                !self.gone.contains_key(pod) && now.duration_since(*since) < CREATION_SHOWN_WITHIN
+            });
+        }
+        self.in_flight.len() as u64
+    }
+
+    /// The API server did not take the pod.
+    pub fn not_created(&mut self, pod: &str) {
+        self.in_flight.remove(pod);
+    }
+
+    /// Whether another event about a failed file is bearable: all of them are in the dead-letter queue.
+    pub fn may_tell_of_a_failure(&mut self) -> bool {
+        self.failures_told += 1;
+        self.failures_told <= FAILURES_TOLD_MAX
+    }
+
+    /// A file failed for good.
+    pub fn failed(&mut self, failure: FailedFile) {
+        self.failures.push_back(failure);
+        while self.failures.len() > RECENT_FAILURES_MAX {
+            self.failures.pop_front();
+        }
+    }
+
+    /// The newest failures, newest first; those that the status knew come after our own.
+    pub fn recent_failures(&self, known: &[FailedFile]) -> Vec<FailedFile> {
+        let own = self.failures.iter().rev();
+        let older = known.iter().filter(|known| !self.failures.iter().any(|own| own.file == known.file));
+        own.chain(older).take(RECENT_FAILURES_MAX).cloned().collect()
+    }
+}
+
+/// Waits that double.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backoff {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Backoff {
+    /// The first wait.
+    const FIRST: Duration = Duration::from_secs(1);
+    /// The longest wait: long enough to hurt nobody, short enough that people who mended something see it.
+    const LONGEST: Duration = Duration::from_secs(60);
+
+    /// Another failure.
+    pub fn failed(&mut self, now: Instant) {
+        let wait = Self::FIRST.saturating_mul(1 << self.failures.min(16)).min(Self::LONGEST);
+        self.failures += 1;
+        self.until = Some(now + wait);
+    }
+
+    /// It works.
+    pub fn reset(&mut self) {
+        *self = Self::default();
+    }
+
+    /// How long to wait still; `None` if not at all.
+    pub fn left(&self, now: Instant) -> Option<Duration> {
+        self.until.and_then(|until| until.checked_duration_since(now)).filter(|left| !left.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::Stage;
+
+    fn pod(name: &str, now: Instant) -> Arc<WorkerPod> {
+        Arc::new(WorkerPod {
+            name: name.into(),
+            stage: Stage::Claiming,
+            since: now,
+            deleting: None,
+            stopped: false,
+        })
+    }
+
+    /// Trap 31.
+    #[test]
+    fn a_pod_counts_from_its_creation_and_only_once() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        memory.created("a", now);
+        memory.created("b", now);
+        assert_eq!(memory.in_flight(&[], now), 2, "the watch has shown none");
+        assert_eq!(memory.in_flight(&[pod("a", now)], now), 1);
+        memory.gone.insert("b".into(), pod("b", now));
+        assert_eq!(memory.in_flight(&[], now), 0, "b was there and is gone");
+        memory.created("c", now);
+        assert_eq!(memory.in_flight(&[], now + CREATION_SHOWN_WITHIN), 0, "c was lost");
+    }
+
+    #[test]
+    fn waits_double_up_to_a_limit_and_start_over_after_a_success() {
+        let (mut backoff, now) = (Backoff::default(), Instant::now());
+        assert_eq!(backoff.left(now), None);
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            backoff.failed(now);
+            assert_eq!(backoff.left(now), Some(Duration::from_secs(seconds)));
+        }
+        assert_eq!(backoff.left(now + Duration::from_secs(60)), None);
+        backoff.reset();
+        backoff.failed(now);
+        assert_eq!(backoff.left(now), Some(Duration::from_secs(1)));
+    }
+
+    /// Trap 28.
+    #[test]
+    fn a_status_shows_the_ten_newest_failures() {
+        let mut memory = Memory::default();
+        for number in 0..20 {
+            memory.failed(FailedFile { file: number.to_string(), ..FailedFile::default() });
+        }
+        let known = [FailedFile { file: "19".into(), ..FailedFile::default() }];
+        let shown = memory.recent_failures(&known);
+        assert_eq!(shown.len(), 10);
+        assert_eq!((shown[0].file.as_str(), shown[9].file.as_str()), ("19", "10"));
+    }
+}

@@ -1,0 +1,525 @@
+//! One run: a task that looks after it, pass by pass, from its creation to its end. A pass reads what is there, decides,
+//! does it, and writes the status once. Every pass can be the first of a new operator.
+
+pub mod build;
+mod cleanup;
+mod decide;
+mod ending;
+mod limits;
+mod listing;
+mod memory;
+mod settle;
+mod setup;
+mod status;
+mod verdict;
+mod workers;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crds::run_id::RunId;
+use crds::v1alpha1::{Phase, PipelineRun};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+use queue::{Listing, RunQueue, Stats};
+use storage::{Lister, Selection};
+use tokio::sync::Notify;
+
+use crate::context::Context;
+use crate::error::{Error, Obstacle, Reason, chain};
+use crate::names::FINALIZER;
+use crate::world::{Uid, View};
+use build::pod::Recipe;
+use build::snapshot::Snapshot;
+use decide::{Plan, Seen};
+use limits::Limits;
+use listing::ListingTask;
+use memory::Memory;
+use settle::Settling;
+use status::Report;
+
+pub use cleanup::sweep;
+
+/// How often a run is looked at although nothing happened: the net under the watches.
+pub const RESYNC: Duration = Duration::from_secs(30);
+/// Changes that come together are dealt with together: a settled batch costs as much as a settled file.
+const GATHER: Duration = Duration::from_millis(25);
+/// A pass that takes longer is given up, and begun anew: every step can be done again.
+const PASS_MAX: Duration = Duration::from_secs(120);
+/// Counts are published this often at most, whatever the number of files.
+const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+/// First wait after a pass that failed.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+
+/// When to look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// When something happens, or after this long.
+    Within(Duration),
+    /// Not before something happens.
+    Done,
+}
+
+/// Why a pass went no further.
+pub enum Stop {
+    /// Something stands in the way of the run.
+    Obstacle(Obstacle),
+    /// The pass failed.
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<queue::Error> for Stop {
+    fn from(error: queue::Error) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+impl From<Obstacle> for Stop {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Obstacle(obstacle)
+    }
+}
+
+/// Looks after a run until it needs nobody any more.
+pub async fn look_after(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
+    let (mut memory, mut failures) = (Memory::default(), 0_u32);
+    loop {
+        let Ok(permit) = ctx.passes.acquire().await else { return };
+        let started = Instant::now();
+        let passed = tokio::time::timeout(PASS_MAX, pass(&ctx, &uid, &mut memory)).await;
+        drop(permit);
+        ctx.metrics.passed(started.elapsed());
+        match passed.unwrap_or(Err(Error::TooLong(PASS_MAX))) {
+            Ok(Next::Done) => return,
+            Ok(Next::Within(wait)) => {
+                failures = 0;
+                tokio::select! {
+                    () = tokio::time::sleep(wait.min(RESYNC)) => {}
+                    () = wake.notified() => tokio::time::sleep(GATHER).await,
+                }
+            }
+            Err(error) => {
+                ctx.metrics.pass_failed(error.as_ref());
+                if let Error::Queue(error) = &error {
+                    ctx.metrics.valkey_failed(error.as_ref());
+                }
+                let wait = RETRY_FIRST.saturating_mul(1 << failures.min(8)).min(RESYNC);
+                failures += 1;
+                tracing::warn!(uid = %uid, reason = error.as_ref(), error = chain(&error), ?wait, "a pass failed");
+                tokio::time::sleep(wait).await;
+            }
+        }
+    }
+}
+
+/// One pass. What stands in the way is told in the status; only what cannot even be told is an error.
+async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next, Error> {
+    let Some(view) = ctx.world.view(uid) else { return Ok(Next::Done) };
+    let run = &view.run;
+    memory.gone.extend(ctx.world.take_gone(uid));
+    if run.metadata.deletion_timestamp.is_some() {
+        return cleanup::finalize(ctx, &view, memory).await;
+    }
+    if status::is_finished(run) {
+        // One that was asked for before the end, and came after it.
+        let late: Vec<String> = view.pods.iter().map(|pod| pod.name.clone()).collect();
+        workers::remove_pods(ctx, run, &late, true, memory).await?;
+        return Ok(Next::Done);
+    }
+    if !run.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+        cleanup::add_finalizer(ctx, run).await?;
+    }
+    let mut report = Report::default();
+    if run.status.is_none() && memory.published.is_none() {
+        // No conditions at all would read as "done".
+        publish(ctx, run, &report, memory).await?;
+    }
+    let advanced = advance(ctx, uid, &view, memory, &mut report).await;
+    let next = match advanced {
+        Ok(next) => Ok(next),
+        Err(Stop::Obstacle(obstacle)) => {
+            report.obstacle = Some(obstacle);
+            Ok(Next::Within(RESYNC))
+        }
+        Err(Stop::Error(error)) => {
+            if matches!(error, Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. })) {
+                memory.forget_queue();
+            }
+            report.obstacle = obstacle_of(&error);
+            Err(error)
+        }
+    };
+    let waits = publish(ctx, run, &report, memory).await?;
+    Ok(match (next?, waits) {
+        (Next::Within(wait), Some(sooner)) => Next::Within(wait.min(sooner)),
+        (next, _) => next,
+    })
+}
+
+/// What people are told of an error: not of the weather of one moment, but of what keeps the run from going on.
+fn obstacle_of(error: &Error) -> Option<Obstacle> {
+    match error {
+        Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. }) => None,
+        Error::Queue(_) => Some(Reason::QueueUnavailable.because(chain(error))),
+        Error::NotOurs { .. } => Some(Reason::NameTaken.because(chain(error))),
+        Error::Kubernetes { source, .. } => match source.as_ref() {
+            kube::Error::Api(status) if status.code == 403 => {
+                Some(Reason::OperatorRefused.because(chain(error)))
+            }
+            _ => None,
+        },
+        Error::Snapshot(_) | Error::Random(_) | Error::TooLong(_) => None,
+    }
+}
+
+/// What a run has once it is prepared.
+struct Prepared {
+    run_id: RunId,
+    limits: Limits,
+    snapshot: Arc<Snapshot>,
+    queue: RunQueue,
+}
+
+/// Takes the run as far as it goes now.
+async fn advance(
+    ctx: &Arc<Context>,
+    uid: &Uid,
+    view: &View,
+    memory: &mut Memory,
+    report: &mut Report,
+) -> Result<Next, Stop> {
+    let run = &view.run;
+    let run_id = setup::run_id(run)?;
+    report.run_id = Some(run_id.to_string());
+    let known = run.status.as_ref().map(|status| status.recent_failures.as_slice()).unwrap_or_default();
+    report.recent_failures = memory.recent_failures(known);
+    report.job_name = view.job.as_ref().map(|job| job.name_any());
+    let limits = setup::limits(ctx, run)?;
+    // The queue before the Pipeline: a run that was executed before needs none.
+    let queue = match setup::queue(ctx, run, &run_id, memory).await? {
+        setup::Queue::Open(queue) => *queue,
+        setup::Queue::Finished(finished) => {
+            return ending::finish(ctx, view, &run_id, &finished, memory, report).await;
+        }
+    };
+    let snapshot = setup::snapshot(ctx, run, &run_id, memory).await?;
+    setup::restore(ctx, run, &run_id, &snapshot, &queue, memory, RESYNC).await?;
+    let prepared = Prepared { run_id, limits, snapshot, queue };
+    let stats = prepared.queue.stats().await?;
+    report.counts = Some(status::counts(&stats));
+    report.start_time = Some(Time(Timestamp::now()));
+    if stats.listing != Listing::Complete && stats.state == queue::State::Open {
+        return list(ctx, uid, run, &prepared, &stats, memory, report).await;
+    }
+    if memory.listing.take().is_some() {
+        memory.lost = false;
+        ctx.tell(run, "Listed", format!("found {} files", stats.total));
+    }
+    process(ctx, view, &prepared, memory, report).await
+}
+
+/// While the bucket is being listed, by a task of its own.
+async fn list(
+    ctx: &Arc<Context>,
+    uid: &Uid,
+    run: &PipelineRun,
+    prepared: &Prepared,
+    stats: &Stats,
+    memory: &mut Memory,
+    report: &mut Report,
+) -> Result<Next, Stop> {
+    report.phase = Some(Phase::Listing);
+    report.listed = report.counts.map(|counts| counts.total_files);
+    let age = age(run);
+    if let Plan::End(end) = decide::decide(&Seen {
+        stats,
+        limits: &prepared.limits,
+        alive: 0,
+        suspended: run.spec.suspend,
+        age,
+        backing_off: true,
+    }) {
+        return end_run(ctx, run, prepared, end, memory, report).await;
+    }
+    let left = prepared.limits.timeout.map_or(RESYNC, |timeout| timeout.saturating_sub(age));
+    if memory.lost {
+        let message = "Valkey has lost the queue of this run: the bucket is listed again";
+        report.obstacle = Some(Reason::QueueLost.because(message));
+    }
+    let now = Instant::now();
+    if memory.listing.as_ref().is_some_and(|task| !task.has_ended()) {
+        report.obstacle = memory.listing_problem(&stats.listing).or(report.obstacle.take());
+        return Ok(Next::Within(left));
+    }
+    if let Some(failure) = memory.listing.take().and_then(|task| task.failure()) {
+        if failure.reason == Reason::QueueLost {
+            memory.forget_queue();
+            return Ok(Next::Within(Duration::ZERO));
+        }
+        memory.listing_failed(failure, stats.listing.clone(), now);
+    }
+    report.obstacle = memory.listing_problem(&stats.listing).or(report.obstacle.take());
+    if let Some(wait) = memory.listing_backoff.left(now) {
+        return Ok(Next::Within(wait.min(left)));
+    }
+    let Prepared { run_id, snapshot, queue, .. } = prepared;
+    let keys = setup::credentials(ctx, run, run_id, snapshot).await?;
+    let bucket = setup::source_bucket(ctx, &snapshot.spec.source.bucket, keys)?;
+    let prefix = snapshot.prefix(run);
+    let (include, exclude) = snapshot.globs(run);
+    let selection = Selection::new(prefix, include, exclude)
+        .map_err(|error| Reason::PipelineInvalid.because(format!("include or exclude: {error}")))?;
+    let lister = Lister::new(&bucket, prefix, selection).await;
+    memory.listing = Some(ListingTask::start(ctx, uid, queue.clone(), lister, stats));
+    Ok(Next::Within(left))
+}
+
+/// While files are being processed.
+async fn process(
+    ctx: &Context,
+    view: &View,
+    prepared: &Prepared,
+    memory: &mut Memory,
+    report: &mut Report,
+) -> Result<Next, Stop> {
+    let Prepared { run_id, limits, snapshot, queue } = prepared;
+    let (run, now) = (view.run.as_ref(), Instant::now());
+    report.phase = Some(Phase::Running);
+    let settled = Settling { ctx, run, queue, limits, pods: &view.pods, memory, now }.run().await?;
+    workers::died_without_a_file(&settled.without_a_file, memory);
+    if settled.files > 0
+        && memory.creation_problem.as_ref().is_some_and(|problem| problem.reason == Reason::QuotaExceeded)
+    {
+        // Pods have ended, so that there is room for others.
+        memory.creation_backoff.reset();
+    }
+    let promoted = queue.promote().await?;
+    let stats = queue.stats().await?;
+    report.counts = Some(status::counts(&stats));
+    let known = run.status.as_ref().map(|status| status.recent_failures.as_slice()).unwrap_or_default();
+    report.recent_failures = memory.recent_failures(known);
+
+    let suspended = run.spec.suspend || view.job.as_deref().is_some_and(build::job::is_suspended);
+    let alive =
+        view.pods.iter().filter(|pod| pod.is_alive() && !memory.settled.contains(&pod.name)).count() as u64;
+    let alive = alive + memory.in_flight(&view.pods, now);
+    let backing_off = memory.creation_backoff.left(now);
+    let seen =
+        Seen { stats: &stats, limits, alive, suspended, age: age(run), backing_off: backing_off.is_some() };
+    let plan = decide::decide(&seen);
+    workers::remove_pods(ctx, run, &settled.lost, true, memory).await?;
+    let (create, drop_idle, wake) = match plan {
+        Plan::End(end) => return end_run(ctx, run, prepared, end, memory, report).await,
+        Plan::GoOn { create, drop_idle, wake } => (create, drop_idle, wake),
+    };
+
+    let recipe = Recipe {
+        run,
+        run_id,
+        snapshot,
+        worker: &ctx.settings.worker,
+        pending_timeout: limits.pending_timeout,
+    };
+    let job = workers::ensure_job(ctx, view.job.as_ref(), &recipe, stats.total, memory).await?;
+    // Before pods are removed and created: a slow API server delays those, and people want to see the counts.
+    workers::remove_pods(ctx, run, &settled.removable, false, memory).await?;
+    if drop_idle {
+        report.phase = Some(Phase::Suspended);
+        dismiss_idle(ctx, view, queue, memory).await?;
+    }
+    if let Some(job) = &job {
+        report.job_name = Some(job.name_any());
+        if create > 0 && !build::job::is_suspended(job) {
+            workers::create_pods(ctx, run, job, create, memory).await?;
+        }
+        write_job(ctx, view, job, suspended, memory, report).await?;
+    }
+    if stats.succeeded > 0 || view.pods.iter().any(|pod| pod.stage == crate::pods::Stage::Working) {
+        forget_worker_problem(memory);
+    }
+    report.obstacle = workers::start_problem(&view.pods, now).or_else(|| memory.creation_problem.clone());
+    let more = create > workers::CREATE_MAX || job.is_none();
+    let waits =
+        [wake, promoted.next, backing_off, file_timeout(limits, view, now), stuck_timeout(ctx, view, now)];
+    let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC);
+    Ok(Next::Within(if more { PUBLISH_EVERY.min(soonest) } else { soonest.max(GATHER) }))
+}
+
+/// Workers that claim files show that what was wrong with them is mended.
+fn forget_worker_problem(memory: &mut Memory) {
+    if memory.creation_problem.as_ref().is_some_and(|problem| problem.reason == Reason::WorkersFailing)
+        && memory.creation_backoff.left(Instant::now()).is_none()
+    {
+        memory.creation_problem = None;
+        memory.creation_backoff.reset();
+    }
+}
+
+/// The Job's status is written as often as the run's.
+async fn write_job(
+    ctx: &Context,
+    view: &View,
+    job: &Job,
+    suspended: bool,
+    memory: &mut Memory,
+    report: &Report,
+) -> Result<(), Error> {
+    let due = memory.published.as_ref().is_none_or(|(_, written)| written.elapsed() >= PUBLISH_EVERY);
+    match report.counts {
+        Some(counts) if due => {
+            workers::publish_job(ctx, &view.run, job, counts, &view.pods, suspended, memory).await
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Pods that wait for a file would claim one, although none may be started.
+async fn dismiss_idle(
+    ctx: &Context,
+    view: &View,
+    queue: &RunQueue,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    let waiting = view.pods.iter().filter(|pod| pod.is_alive() && pod.stage != crate::pods::Stage::Working);
+    let waiting: Vec<String> =
+        waiting.map(|pod| pod.name.clone()).filter(|name| !memory.removed.contains(name)).collect();
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    let claims = queue.claims_of(&waiting).await?;
+    let idle: Vec<String> =
+        waiting.into_iter().filter(|name| !claims.iter().any(|claim| claim.consumer == *name)).collect();
+    memory.dismissed.extend(idle.iter().cloned());
+    workers::remove_pods(ctx, &view.run, &idle, false, memory).await
+}
+
+fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> {
+    let limit = limits.file_timeout?;
+    let alive = view.pods.iter().filter(|pod| pod.is_alive());
+    alive
+        .filter_map(|pod| (pod.since + limit).checked_duration_since(now))
+        .map(|left| left.max(PUBLISH_EVERY))
+        .min()
+}
+
+fn stuck_timeout(ctx: &Context, view: &View, now: Instant) -> Option<Duration> {
+    let stuck = view.pods.iter().filter(|pod| matches!(pod.stage, crate::pods::Stage::Stuck(_)));
+    let stuck = stuck.map(|pod| pod.since + ctx.settings.start_timeout);
+    let going = view
+        .pods
+        .iter()
+        .filter_map(|pod| pod.deleting)
+        .map(|going| going.since + going.grace + PUBLISH_EVERY * 6);
+    stuck
+        .chain(going)
+        .filter_map(|due| due.checked_duration_since(now))
+        .map(|left| left.max(PUBLISH_EVERY))
+        .min()
+}
+
+async fn end_run(
+    ctx: &Context,
+    run: &PipelineRun,
+    prepared: &Prepared,
+    end: decide::End,
+    memory: &mut Memory,
+    report: &mut Report,
+) -> Result<Next, Stop> {
+    ending::close(ctx, run, &prepared.queue, end, memory, report).await?;
+    // Opened again, it says how it ended: one path for a run that ends now, that ended before a crash, and that is restored.
+    memory.forget_queue();
+    Ok(Next::Within(Duration::ZERO))
+}
+
+/// How long the run has been running, by the clock that wrote its start.
+fn age(run: &PipelineRun) -> Duration {
+    let start = run.status.as_ref().and_then(|status| status.start_time.as_ref());
+    let age = start.map(|start| Timestamp::now().duration_since(start.0));
+    age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()
+}
+
+/// Writes the status, if there is something to say. Returns when to come back if it is too early to say it.
+async fn publish(
+    ctx: &Context,
+    run: &PipelineRun,
+    report: &Report,
+    memory: &mut Memory,
+) -> Result<Option<Duration>, Error> {
+    let mut known = run.clone();
+    if let Some((written, _)) = &memory.published {
+        known.status = Some(written.clone());
+    }
+    warn_once(ctx, run, report, memory);
+    let status = status::build(&known, report, &Time(Timestamp::now()));
+    if known.status.as_ref() == Some(&status) {
+        return Ok(None);
+    }
+    if let (Some((written, when)), Some(old)) = (&memory.published, &known.status) {
+        let words = |status: &crds::v1alpha1::PipelineRunStatus| {
+            status
+                .conditions
+                .iter()
+                .map(|condition| (condition.status.clone(), condition.reason.clone()))
+                .collect::<Vec<_>>()
+        };
+        let urgent = written.phase != status.phase || words(old) != words(&status);
+        if let Some(left) = PUBLISH_EVERY.checked_sub(when.elapsed()).filter(|_| !urgent) {
+            return Ok(Some(left));
+        }
+    }
+    write(ctx, known, &status).await?;
+    memory.published = Some((status, Instant::now()));
+    Ok(None)
+}
+
+/// Optimistic: a status that is older than the one that is there is not written. A run that has ended stays ended.
+async fn write(
+    ctx: &Context,
+    mut run: PipelineRun,
+    status: &crds::v1alpha1::PipelineRunStatus,
+) -> Result<(), Error> {
+    let api: Api<PipelineRun> = ctx.api(&run);
+    let name = run.name_any();
+    for last in [false, true] {
+        run.status = Some(status.clone());
+        match api.replace_status(&name, &PostParams::default(), &run).await {
+            Ok(_) => return Ok(()),
+            Err(kube::Error::Api(error)) if error.code == 404 => return Ok(()),
+            Err(kube::Error::Api(error)) if error.code == 409 && !last => {
+                let Some(newer) =
+                    api.get_opt(&name).await.map_err(Error::kubernetes("read the run again"))?
+                else {
+                    return Ok(());
+                };
+                if newer.metadata.uid != run.metadata.uid || status::is_finished(&newer) {
+                    return Ok(());
+                }
+                run = newer;
+            }
+            Err(error) => return Err(Error::kubernetes("write the status of the run")(error)),
+        }
+    }
+    Ok(())
+}
+
+/// One event for each new obstacle, however many passes it stays.
+fn warn_once(ctx: &Context, run: &PipelineRun, report: &Report, memory: &mut Memory) {
+    use Reason::{ContainerStartFailed, ImagePullFailed, PodsUnschedulable};
+    let reason = report.obstacle.as_ref().map(|obstacle| obstacle.reason);
+    if let Some(obstacle) = report.obstacle.as_ref().filter(|_| memory.warned != reason) {
+        if matches!(obstacle.reason, ImagePullFailed | ContainerStartFailed | PodsUnschedulable) {
+            ctx.metrics.pod_start_failed(obstacle.reason.as_ref());
+        }
+        ctx.warn(run, obstacle.reason.as_ref(), obstacle.message.clone());
+    }
+    memory.warned = reason;
+}

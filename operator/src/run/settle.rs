@@ -1,0 +1,293 @@
+//! Decides the fate of files whose pods have ended, are gone, do not start or take too long, in batches.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crds::v1alpha1::{FailedFile, PipelineRun};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt};
+use queue::{Failure, Fate, RunQueue, Settlement, Verdict};
+
+use super::limits::Limits;
+use super::memory::Memory;
+use super::{RESYNC, verdict};
+use crate::context::Context;
+use crate::error::Error;
+use crate::metrics::Outcome;
+use crate::names::{CLAIMER, RUN_UID_LABEL};
+use crate::pods::{Stage, WorkerPod};
+
+/// How much longer than its grace period a pod may take to go before its node counts as lost.
+const LOST_AFTER: Duration = Duration::from_secs(5);
+/// Claims that are looked at in one call.
+const PAGE: usize = 1_000;
+
+/// What is settled, and how.
+pub struct Settling<'a> {
+    /// The operator.
+    pub ctx: &'a Context,
+    /// The run.
+    pub run: &'a PipelineRun,
+    /// Its queue.
+    pub queue: &'a RunQueue,
+    /// What it allows.
+    pub limits: &'a Limits,
+    /// Its pods.
+    pub pods: &'a [Arc<WorkerPod>],
+    /// What is remembered of it.
+    pub memory: &'a mut Memory,
+    /// Now, by our own clock.
+    pub now: Instant,
+}
+
+/// What settling found.
+#[derive(Default)]
+pub struct Settled {
+    /// Files that were settled.
+    pub files: usize,
+    /// Pods that nobody needs any more.
+    pub removable: Vec<String>,
+    /// Pods to remove without waiting for their node.
+    pub lost: Vec<String>,
+    /// Pods that died before they had a file, with what they said.
+    pub without_a_file: Vec<Arc<WorkerPod>>,
+}
+
+fn outcome(fate: &Fate) -> Outcome {
+    match fate {
+        Fate::Succeeded => Outcome::Succeeded,
+        Fate::Retrying { .. } => Outcome::Retried,
+        Fate::DeadLettered { .. } => Outcome::Failed,
+        // Settled before, by another operator: it has counted it.
+        Fate::Released | Fate::Ignored => Outcome::Released,
+    }
+}
+
+/// The pods whose attempt is over, and how it ended.
+type Ended = BTreeMap<String, (Verdict, Option<Arc<WorkerPod>>)>;
+
+impl Settling<'_> {
+    /// Settles all that can be settled now.
+    pub async fn run(mut self) -> Result<Settled, Error> {
+        let mut settled = Settled::default();
+        let mut ended = self.ended(&mut settled);
+        self.took_too_long(&mut ended).await?;
+        let names: Vec<String> = ended.keys().cloned().collect();
+        let claims = if names.is_empty() { Vec::new() } else { self.queue.claims_of(&names).await? };
+        let mut served: HashSet<String> = HashSet::new();
+        let mut settlements = Vec::with_capacity(claims.len());
+        for claim in claims {
+            let Some((verdict, _)) = ended.get(&claim.consumer) else { continue };
+            // A worker processes the first of its entries; another one was handed to it while nobody listened.
+            let first = served.insert(claim.consumer.clone());
+            let verdict = if first { verdict.clone() } else { Verdict::Released };
+            settlements.push(Settlement { entry: claim.entry, consumer: claim.consumer, verdict });
+        }
+        self.settle(&settlements).await?;
+        settled.files = settlements.len();
+        for (name, (_, pod)) in ended {
+            if let Some(finished) = pod.as_ref().filter(|pod| pod.is_finished()) {
+                self.ctx.metrics.settled_after(finished.since.elapsed());
+            }
+            if let Some(pod) = pod.filter(|pod| !served.contains(&name) && pod.died_without_a_file()) {
+                settled.without_a_file.push(pod);
+            }
+            self.memory.settled.insert(name);
+        }
+        self.forget_gone();
+        self.compare_with_all_pods().await?;
+        settled.removable = self.removable();
+        Ok(settled)
+    }
+
+    /// Pods that have ended, in whatever way, and were not settled before.
+    fn ended(&mut self, settled: &mut Settled) -> Ended {
+        let mut ended = Ended::new();
+        let now = self.now;
+        let overdue =
+            |pod: &WorkerPod| pod.deleting.is_some_and(|going| now >= going.since + going.grace + LOST_AFTER);
+        settled.lost = self.pods.iter().filter(|pod| overdue(pod)).map(|pod| pod.name.clone()).collect();
+        for pod in self.pods.iter().filter(|pod| !self.memory.settled.contains(&pod.name)) {
+            let start_timeout = self.ctx.settings.start_timeout;
+            let verdict = match (&pod.stage, pod.deleting) {
+                // It ended because we removed it: should it have claimed meanwhile, nobody tried its file.
+                (Stage::Failed(_), _) if self.memory.dismissed.contains(&pod.name) => Some(Verdict::Released),
+                (Stage::Succeeded | Stage::Failed(_), _) => verdict::of(pod, &self.limits.non_retryable),
+                (_, Some(_)) if overdue(pod) => Some(self.unfinished(&pod.name)),
+                (Stage::Stuck(stuck), None) if self.now.duration_since(pod.since) >= start_timeout => {
+                    settled.lost.push(pod.name.clone());
+                    // Without a claim there is no file to blame; another pod may be made with a better image.
+                    let blamed = stuck.container != CLAIMER;
+                    Some(if blamed {
+                        Verdict::Failed(verdict::not_started(stuck))
+                    } else {
+                        Verdict::Released
+                    })
+                }
+                _ => None,
+            };
+            if let Some(verdict) = verdict {
+                ended.insert(pod.name.clone(), (verdict, Some(Arc::clone(pod))));
+            }
+        }
+        for (name, pod) in &self.memory.gone {
+            if self.memory.settled.contains(name) {
+                continue;
+            }
+            // It may have ended well before it was deleted.
+            let verdict = match verdict::of(pod, &self.limits.non_retryable) {
+                Some(verdict) if !self.memory.dismissed.contains(name) => verdict,
+                _ => self.unfinished(name),
+            };
+            ended.insert(name.clone(), (verdict, None));
+        }
+        ended
+    }
+
+    /// The file of a pod that went before it ended.
+    fn unfinished(&self, pod: &str) -> Verdict {
+        if self.memory.dismissed.contains(pod) {
+            Verdict::Released
+        } else {
+            Verdict::Failed(verdict::vanished(pod))
+        }
+    }
+
+    /// Files that have been worked on for too long, by Valkey's clock; their pods are removed.
+    async fn took_too_long(&self, ended: &mut Ended) -> Result<(), Error> {
+        let Some(limit) = self.limits.file_timeout else { return Ok(()) };
+        let suspects =
+            self.pods.iter().any(|pod| !pod.is_finished() && self.now.duration_since(pod.since) >= limit / 2);
+        if !suspects {
+            return Ok(());
+        }
+        let mut after = None;
+        loop {
+            let page = self.queue.pending(after.as_ref(), limit, PAGE).await?;
+            for claim in &page {
+                let failure = Verdict::Failed(verdict::timed_out(limit));
+                ended.entry(claim.consumer.clone()).or_insert((failure, None));
+            }
+            match page.last() {
+                Some(last) if page.len() == PAGE => after = Some(last.entry.clone()),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    async fn settle(&mut self, settlements: &[Settlement]) -> Result<(), Error> {
+        if settlements.is_empty() {
+            return Ok(());
+        }
+        let fates = self.queue.settle(settlements, &self.limits.retry).await?;
+        for (settlement, fate) in settlements.iter().zip(fates) {
+            self.ctx.metrics.settled(outcome(&fate), 1);
+            let failure = match &settlement.verdict {
+                Verdict::Failed(failure) | Verdict::Rejected(failure) => Some(failure),
+                Verdict::Succeeded | Verdict::Released => None,
+            };
+            if let (Fate::DeadLettered { file, attempts }, Some(failure)) = (&fate, failure) {
+                self.dead_lettered(file, *attempts, failure, Some(&settlement.consumer));
+            }
+            tracing::debug!(run = %self.run.name_any(), pod = settlement.consumer, ?fate, "settled");
+        }
+        Ok(())
+    }
+
+    fn dead_lettered(&mut self, file: &str, attempts: u32, failure: &Failure, pod: Option<&str>) {
+        if self.memory.may_tell_of_a_failure() {
+            self.ctx.warn(self.run, "FileFailed", format!("{file}: {}", failure.reason()));
+        }
+        self.memory.failed(FailedFile {
+            file: file[..file.floor_char_boundary(1_024)].to_owned(),
+            attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
+            reason: failure.reason().to_owned(),
+            exit_code: failure.exit_code(),
+            pod: pod.map(str::to_owned),
+            time: Some(Time(Timestamp::now())),
+        });
+    }
+
+    fn forget_gone(&mut self) {
+        for name in std::mem::take(&mut self.memory.gone).into_keys() {
+            self.memory.settled.remove(&name);
+            self.memory.removed.remove(&name);
+            self.memory.not_created(&name);
+            self.memory.dismissed.remove(&name);
+            self.memory.kept.retain(|kept| *kept != name);
+        }
+    }
+
+    /// Now and then, all claims are compared with all pods: a pod that went while nobody watched left its file behind.
+    async fn compare_with_all_pods(&mut self) -> Result<(), Error> {
+        if self.memory.last_scan.is_some_and(|last| self.now.duration_since(last) < RESYNC) {
+            return Ok(());
+        }
+        let known: HashSet<&str> = self.pods.iter().map(|pod| pod.name.as_str()).collect();
+        let (mut absent, mut after) = (HashSet::new(), None);
+        loop {
+            let page = self.queue.pending(after.as_ref(), Duration::ZERO, PAGE).await?;
+            let unknown =
+                page.iter().map(|claim| &claim.consumer).filter(|pod| !known.contains(pod.as_str()));
+            absent.extend(unknown.cloned());
+            match page.last() {
+                Some(last) if page.len() == PAGE => after = Some(last.entry.clone()),
+                _ => break,
+            }
+        }
+        // The watch may be late, but a list is not: a pod that has claimed was there before this was asked.
+        if !absent.is_empty() {
+            let api: Api<Pod> = self.ctx.api(self.run);
+            let ours = ListParams::default()
+                .labels(&format!("{RUN_UID_LABEL}={}", self.run.uid().unwrap_or_default()));
+            let listed =
+                api.list_metadata(&ours).await.map_err(Error::kubernetes("list the pods of the run"))?;
+            for pod in listed.items {
+                absent.remove(&pod.name_any());
+            }
+        }
+        let judge = |claim: &queue::Pending| {
+            absent.contains(&claim.consumer).then(|| verdict::vanished(&claim.consumer).reason().to_owned())
+        };
+        let reclaimed = self.queue.reclaim(Duration::ZERO, &self.limits.retry, judge).await?;
+        for fate in &reclaimed.fates {
+            self.ctx.metrics.settled(Outcome::Reclaimed, 1);
+            if let Fate::DeadLettered { file, attempts } = fate {
+                let failure =
+                    Failure::new("PodGone: its pod was deleted or its node was lost before it ended", None);
+                self.dead_lettered(file, *attempts, &failure, None);
+            }
+        }
+        if reclaimed.held_by_nobody > 0 {
+            tracing::warn!(run = %self.run.name_any(), files = reclaimed.held_by_nobody, "queued again what nobody held");
+        }
+        self.memory.last_scan = Some(self.now);
+        Ok(())
+    }
+
+    /// Settled pods, but for the newest failures: trap 14.
+    fn removable(&mut self) -> Vec<String> {
+        let mut removable = Vec::new();
+        for pod in self.pods.iter().filter(|pod| pod.deleting.is_none()) {
+            if !self.memory.settled.contains(&pod.name) || self.memory.removed.contains(&pod.name) {
+                continue;
+            }
+            match &pod.stage {
+                Stage::Failed(_) if pod.stopped => {
+                    if !self.memory.kept.contains(&pod.name) {
+                        self.memory.kept.push_back(pod.name.clone());
+                    }
+                }
+                _ => removable.push(pod.name.clone()),
+            }
+        }
+        while self.memory.kept.len() > self.ctx.settings.keep_failed_pods {
+            removable.extend(self.memory.kept.pop_front());
+        }
+        removable
+    }
+}

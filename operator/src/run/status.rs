@@ -1,0 +1,322 @@
+//! The status of a run, from what a pass found out. Pure, but for the time that it is told.
+
+use crds::v1alpha1::{Counts, FailedFile, Phase, PipelineRun, PipelineRunStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use queue::{FinalCounts, Stats};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Obstacle;
+
+/// What is told about a run. What a pass did not find out stays as it was.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// The runId, once it is known.
+    pub run_id: Option<String>,
+    /// Where the run is; as before, when the pass did not get that far.
+    pub phase: Option<Phase>,
+    /// The counts, if the queue told them.
+    pub counts: Option<Counts>,
+    /// Files listed so far, while the bucket is being listed.
+    pub listed: Option<i64>,
+    /// The Job.
+    pub job_name: Option<String>,
+    /// When the run started.
+    pub start_time: Option<Time>,
+    /// What stands in the way.
+    pub obstacle: Option<Obstacle>,
+    /// The newest files that failed for good.
+    pub recent_failures: Vec<FailedFile>,
+    /// How the run ended.
+    pub outcome: Option<Outcome>,
+}
+
+/// How a run ended. It is written into the ledger as JSON, so that a run that is created again gets its status back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Outcome {
+    /// Whether it succeeded.
+    pub succeeded: bool,
+    /// Why it ended, in one word.
+    pub reason: String,
+    /// When it started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// When it ended.
+    pub completion_time: Time,
+    /// Its Job, if it had one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_name: Option<String>,
+    /// The newest files that failed for good.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent_failures: Vec<FailedFile>,
+}
+
+/// Bytes of a condition's message: the API server allows 32 KiB, and nobody reads more than this.
+const MESSAGE_BYTES_MAX: usize = 1_024;
+
+/// The new status.
+pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatus {
+    let old = run.status.clone().unwrap_or_default();
+    let counts = report.counts.or(old.counts);
+    let outcome = report.outcome.as_ref();
+    let phase = match outcome {
+        Some(Outcome { succeeded: true, .. }) => Phase::Succeeded,
+        Some(Outcome { succeeded: false, .. }) => Phase::Failed,
+        None => report.phase.or(old.phase).unwrap_or_default(),
+    };
+    let start_time = outcome
+        .and_then(|outcome| outcome.start_time.clone())
+        .or(old.start_time)
+        .or_else(|| report.start_time.clone());
+    let completion_time = outcome.map(|outcome| outcome.completion_time.clone());
+    let duration = start_time.as_ref().zip(completion_time.as_ref()).map(|(start, end)| between(start, end));
+    let failures = outcome.map_or(&report.recent_failures, |outcome| &outcome.recent_failures);
+    PipelineRunStatus {
+        observed_generation: run.metadata.generation,
+        run_id: report.run_id.clone().or(old.run_id),
+        phase: Some(phase),
+        counts,
+        listed_files: report.listed,
+        progress: counts.filter(|_| phase != Phase::Listing).map(progress),
+        job_name: report
+            .job_name
+            .clone()
+            .or(outcome.and_then(|outcome| outcome.job_name.clone()))
+            .or(old.job_name),
+        start_time,
+        completion_time,
+        duration,
+        recent_failures: if failures.is_empty() { old.recent_failures } else { failures.clone() },
+        conditions: conditions(run, report, phase, counts.unwrap_or_default(), now),
+    }
+}
+
+/// Counts as the status shows them.
+pub fn counts(stats: &Stats) -> Counts {
+    let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    Counts {
+        total_files: number(stats.total),
+        queued: number(stats.queued),
+        running: number(stats.running),
+        succeeded: number(stats.succeeded),
+        failed: number(stats.failed),
+    }
+}
+
+/// Counts of a run that has ended.
+pub fn final_counts(counts: &FinalCounts) -> Counts {
+    let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    Counts {
+        total_files: number(counts.total),
+        queued: 0,
+        running: 0,
+        succeeded: number(counts.succeeded),
+        failed: number(counts.failed),
+    }
+}
+
+/// Whether the run has ended, and its status says so.
+pub fn is_finished(run: &PipelineRun) -> bool {
+    run.status.as_ref().is_some_and(|status| {
+        status.completion_time.is_some() && matches!(status.phase, Some(Phase::Succeeded | Phase::Failed))
+    })
+}
+
+fn progress(counts: Counts) -> String {
+    format!("{}/{}", counts.succeeded + counts.failed, counts.total_files)
+}
+
+/// In words, for conditions, events and the Job.
+pub fn summary(counts: Counts) -> String {
+    let Counts { total_files, succeeded, failed, .. } = counts;
+    format!("{succeeded} of {total_files} files succeeded, {failed} failed")
+}
+
+fn between(start: &Time, end: &Time) -> String {
+    let seconds = end.0.duration_since(start.0).as_secs().max(0);
+    let (hours, minutes, seconds) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{seconds}s"),
+        _ => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+/// One condition before it has a time.
+struct Said<'a>(&'a str, &'a str, &'a str, &'a str);
+
+fn conditions(
+    run: &PipelineRun,
+    report: &Report,
+    phase: Phase,
+    counts: Counts,
+    now: &Time,
+) -> Vec<Condition> {
+    let doing = doing(phase, report, counts);
+    let ended = report.outcome.as_ref();
+    let told = ended.map(|outcome| match outcome.reason.as_str() {
+        "NoFilesFound" => "no file of the bucket matches prefix, include and exclude".to_owned(),
+        _ => summary(counts),
+    });
+    let told = told.as_deref().unwrap_or_default();
+    let obstacle =
+        report.obstacle.as_ref().map(|obstacle| (obstacle.reason.as_ref(), obstacle.message.as_str()));
+    let stalled = report.obstacle.as_ref().is_some_and(|obstacle| obstacle.reason.is_stalled());
+    let word = phase.to_string();
+    let said = match (ended, obstacle) {
+        (Some(Outcome { succeeded: true, reason, .. }), _) => vec![
+            Said("Progressing", "False", reason, told),
+            Said("Succeeded", "True", reason, told),
+            Said("Degraded", "False", reason, told),
+            Said("Ready", "True", reason, told),
+            Said("Reconciling", "False", reason, told),
+            Said("Stalled", "False", reason, told),
+        ],
+        (Some(Outcome { succeeded: false, reason, .. }), _) => vec![
+            Said("Progressing", "False", reason, told),
+            Said("Succeeded", "False", reason, told),
+            Said("Degraded", "True", reason, told),
+            Said("Ready", "False", reason, told),
+            Said("Reconciling", "False", reason, told),
+            Said("Stalled", "True", reason, told),
+        ],
+        (None, Some((reason, message))) if stalled => vec![
+            Said("Progressing", "False", reason, message),
+            Said("Succeeded", "Unknown", reason, message),
+            Said("Degraded", "True", reason, message),
+            Said("Ready", "False", reason, message),
+            Said("Reconciling", "False", reason, message),
+            Said("Stalled", "True", reason, message),
+        ],
+        (None, Some((reason, message))) => vec![
+            Said("Progressing", "True", reason, message),
+            Said("Succeeded", "Unknown", &word, &doing),
+            Said("Degraded", "True", reason, message),
+            Said("Ready", "Unknown", reason, message),
+            Said("Reconciling", "True", reason, message),
+            Said("Stalled", "False", &word, &doing),
+        ],
+        (None, None) => vec![
+            Said("Progressing", "True", &word, &doing),
+            Said("Succeeded", "Unknown", &word, &doing),
+            Said("Degraded", "False", "AsExpected", ""),
+            Said("Ready", "Unknown", &word, &doing),
+            Said("Reconciling", "True", &word, &doing),
+            Said("Stalled", "False", &word, &doing),
+        ],
+    };
+    let old = run.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    said.into_iter().map(|said| condition(said, old, run.metadata.generation, now)).collect()
+}
+
+/// What a run that goes on does, in words that do not change with every file.
+fn doing(phase: Phase, report: &Report, counts: Counts) -> String {
+    match phase {
+        Phase::Pending => "the run is being prepared".to_owned(),
+        Phase::Listing => {
+            format!("the bucket is being listed, {} files so far", report.listed.unwrap_or_default())
+        }
+        Phase::Running => format!("{} files are being processed", counts.total_files),
+        Phase::Suspended => "no new file is started while the run or its Job is suspended".to_owned(),
+        Phase::Succeeded | Phase::Failed => summary(counts),
+    }
+}
+
+fn condition(said: Said<'_>, old: &[Condition], generation: Option<i64>, now: &Time) -> Condition {
+    let Said(type_, status, reason, message) = said;
+    let same = old.iter().find(|old| old.type_ == type_ && old.status == status);
+    Condition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: message[..message.floor_char_boundary(MESSAGE_BYTES_MAX)].to_owned(),
+        last_transition_time: same.map_or_else(|| now.clone(), |same| same.last_transition_time.clone()),
+        observed_generation: generation,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::error::Reason;
+    use serde_json::json;
+
+    fn run() -> PipelineRun {
+        serde_json::from_value(json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelineRun",
+            "metadata": {"name": "r", "namespace": "n", "generation": 3}, "spec": {"pipelineRef": {"name": "p"}}}))
+        .unwrap()
+    }
+
+    fn at(seconds: i64) -> Time {
+        Time(k8s_openapi::jiff::Timestamp::from_second(seconds).unwrap())
+    }
+
+    fn state<'a>(status: &'a PipelineRunStatus, type_: &str) -> &'a str {
+        &status.conditions.iter().find(|condition| condition.type_ == type_).unwrap().status
+    }
+
+    #[test]
+    fn the_first_status_reads_as_in_progress_for_tools() {
+        let status = build(&run(), &Report::default(), &at(0));
+        assert_eq!((state(&status, "Reconciling"), state(&status, "Ready")), ("True", "Unknown"));
+        assert_eq!(status.phase, Some(Phase::Pending));
+        assert_eq!(status.observed_generation, Some(3));
+    }
+
+    #[test]
+    fn what_a_pass_did_not_find_out_stays_as_it_was() {
+        let mut run = run();
+        let counts = Counts { total_files: 9, queued: 4, running: 1, succeeded: 3, failed: 1 };
+        let report = Report { phase: Some(Phase::Running), counts: Some(counts), ..Report::default() };
+        run.status = Some(build(&run, &report, &at(0)));
+        let down =
+            Report { obstacle: Some(Reason::QueueUnavailable.because("no answer")), ..Report::default() };
+        let status = build(&run, &down, &at(9));
+        assert_eq!((status.counts, status.phase), (Some(counts), Some(Phase::Running)));
+        assert_eq!(status.progress.as_deref(), Some("4/9"));
+        assert_eq!(state(&status, "Degraded"), "True");
+        assert_eq!(state(&status, "Succeeded"), "Unknown", "no answer is no success");
+    }
+
+    #[test]
+    fn a_time_changes_only_with_its_state() {
+        let mut run = run();
+        run.status = Some(build(&run, &Report::default(), &at(0)));
+        let report = Report { phase: Some(Phase::Listing), listed: Some(7), ..Report::default() };
+        let status = build(&run, &report, &at(60));
+        let progressing =
+            status.conditions.iter().find(|condition| condition.type_ == "Progressing").unwrap();
+        assert_eq!((progressing.reason.as_str(), &progressing.last_transition_time), ("Listing", &at(0)));
+    }
+
+    #[test]
+    fn an_end_is_told_to_people_and_to_tools() {
+        let counts = Counts { total_files: 2, queued: 0, running: 0, succeeded: 1, failed: 1 };
+        let outcome = |succeeded, reason: &str| Outcome {
+            succeeded,
+            reason: reason.to_owned(),
+            start_time: Some(at(0)),
+            completion_time: at(3_725),
+            job_name: None,
+            recent_failures: Vec::new(),
+        };
+        let report = |outcome| Report { counts: Some(counts), outcome: Some(outcome), ..Report::default() };
+        let failed = build(&run(), &report(outcome(false, "FilesFailed")), &at(3_725));
+        assert_eq!((failed.phase, failed.duration.as_deref()), (Some(Phase::Failed), Some("1h2m5s")));
+        assert_eq!((state(&failed, "Succeeded"), state(&failed, "Stalled")), ("False", "True"));
+        let good = build(&run(), &report(outcome(true, "Completed")), &at(3_725));
+        assert_eq!((state(&good, "Succeeded"), state(&good, "Ready")), ("True", "True"));
+        assert!(
+            good.conditions.iter().any(|condition| condition.message == "1 of 2 files succeeded, 1 failed")
+        );
+    }
+
+    /// Trap 28.
+    #[test]
+    fn every_message_fits() {
+        let obstacle = Reason::PodsRefused.because("ü".repeat(40_000));
+        let status = build(&run(), &Report { obstacle: Some(obstacle), ..Report::default() }, &at(0));
+        assert!(status.conditions.iter().all(|condition| condition.message.len() <= MESSAGE_BYTES_MAX));
+    }
+}

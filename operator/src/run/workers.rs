@@ -1,0 +1,377 @@
+//! The Job of a run and its pods: created, counted, removed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crds::v1alpha1::{Counts, PipelineRun};
+use futures::{StreamExt, stream};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::Stop;
+use super::build::pod::Recipe;
+use super::build::{job, owner};
+use super::memory::Memory;
+use super::status::Outcome;
+use crate::context::Context;
+use crate::error::{Error, Obstacle, Reason, chain};
+use crate::names::{self, CLAIMER, MANAGER};
+use crate::pods::{Failed, Stage, WorkerPod};
+
+/// Pods that one pass creates: files that have ended are not kept waiting for longer.
+pub const CREATE_MAX: u64 = 100;
+/// Requests at once.
+const REQUESTS: usize = 16;
+/// How long a Job that was just created may be missing from the watch before it is asked for again.
+const JOB_SHOWN_WITHIN: Duration = Duration::from_secs(10);
+/// Pods may wait this long for a node before that is worth a word.
+const UNSCHEDULED_FOR: Duration = Duration::from_secs(15);
+
+/// The Job of the run: what the watch shows, or a new one. `None` while an old one is being deleted.
+pub async fn ensure_job(
+    ctx: &Context,
+    shown: Option<&Arc<Job>>,
+    recipe: &Recipe<'_>,
+    files: u64,
+    memory: &mut Memory,
+) -> Result<Option<Arc<Job>>, Stop> {
+    let run = recipe.run;
+    if let Some(shown) = shown {
+        memory.job = None;
+        if shown.metadata.deletion_timestamp.is_some() {
+            return Ok(None);
+        }
+        return same_parallelism(ctx, run, shown).await.map(Some);
+    }
+    if let Some((created, since)) = &memory.job
+        && since.elapsed() < JOB_SHOWN_WITHIN
+    {
+        return Ok(Some(Arc::clone(created)));
+    }
+    let api: Api<Job> = ctx.api(run);
+    let wanted = job::job(run, recipe.run_id, recipe, files);
+    let name = wanted.name_any();
+    let found = match api
+        .create(&PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() }, &wanted)
+        .await
+    {
+        Ok(created) => {
+            ctx.tell(run, "JobCreated", format!("created Job {name} for {files} files"));
+            created
+        }
+        // Created before, and the status write was lost: trap 9.
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            api.get(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?
+        }
+        Err(error) => return Err(Error::kubernetes(format!("create Job {name}"))(error).into()),
+    };
+    if !owner::owns(run, &found) {
+        let message = format!(
+            "there is a Job {name} that does not belong to this run; delete it, or give the run another name"
+        );
+        return Err(Reason::NameTaken.because(message).into());
+    }
+    if found.metadata.deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    if found.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) != Some(MANAGER) {
+        // Another controller would run it.
+        let _ = api.delete(&name, &DeleteParams::background()).await;
+        let message = "this cluster drops managedBy from Jobs; Kubernetes 1.32 or later with the feature JobManagedBy is needed";
+        return Err(Reason::JobNotManaged.because(message).into());
+    }
+    let found = Arc::new(found);
+    memory.job = Some((Arc::clone(&found), Instant::now()));
+    Ok(Some(found))
+}
+
+async fn same_parallelism(ctx: &Context, run: &PipelineRun, shown: &Arc<Job>) -> Result<Arc<Job>, Stop> {
+    let wanted = run.spec.execution.parallelism;
+    if shown.spec.as_ref().and_then(|spec| spec.parallelism) == Some(wanted) || job::is_finished(shown) {
+        return Ok(Arc::clone(shown));
+    }
+    let patch = Patch::Merge(json!({"spec": {"parallelism": wanted}}));
+    let api: Api<Job> = ctx.api(run);
+    let patched = api.patch(&shown.name_any(), &PatchParams::default(), &patch).await;
+    Ok(Arc::new(patched.map_err(Error::kubernetes("change the parallelism of the Job"))?))
+}
+
+/// Creates pods. Those that the API server refuses make us wait; those of which nothing is known count as created.
+pub async fn create_pods(
+    ctx: &Context,
+    run: &PipelineRun,
+    owner: &Job,
+    count: u64,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    let api: Api<Pod> = ctx.api(run);
+    let mut wanted = Vec::new();
+    for _ in 0..count.min(CREATE_MAX) {
+        let name = names::pod(&run.name_any()).map_err(Error::Random)?;
+        memory.created(&name, Instant::now());
+        wanted.push(job::pod(owner, &ctx.settings.worker, name));
+    }
+    let create = |pod: Pod| {
+        let api = &api;
+        async move { (pod.name_any(), api.create(&PostParams::default(), &pod).await) }
+    };
+    let mut created = stream::iter(wanted).map(create).buffer_unordered(REQUESTS);
+    let (mut refusal, mut failure, mut good) = (None, None, 0);
+    while let Some((name, result)) = created.next().await {
+        match result {
+            Ok(_) => {
+                ctx.metrics.pod_created();
+                good += 1;
+            }
+            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
+                memory.not_created(&name);
+                // A name that is taken is not a refusal: another one is made up in the next pass.
+                if status.code != 409 {
+                    refusal = Some(refused(&status.message));
+                }
+            }
+            Err(error) => {
+                if let kube::Error::Api(status) = &error {
+                    memory.creation_problem = Some(refused(&status.message));
+                }
+                failure = Some(error);
+            }
+        }
+    }
+    drop(created);
+    // What is partly refused works: a quota lets as many pods live as it does.
+    if good > 0 {
+        memory.creation_backoff.reset();
+    }
+    if let Some(refusal) = refusal {
+        memory.creation_backoff.failed(Instant::now());
+        memory.creation_problem = Some(refusal);
+    } else if good > 0
+        && failure.is_none()
+        && memory.creation_problem.as_ref().is_some_and(|problem| problem.reason != Reason::WorkersFailing)
+    {
+        memory.creation_problem = None;
+    }
+    match failure {
+        Some(error) => Err(Error::kubernetes("create pods")(error)),
+        None => Ok(()),
+    }
+}
+
+fn refused(message: &str) -> Obstacle {
+    let reason = if message.contains("exceeded quota") { Reason::QuotaExceeded } else { Reason::PodsRefused };
+    reason.because(format!("the API server refuses worker pods: {message}"))
+}
+
+/// Removes pods; those that are gone already are none the worse.
+pub async fn remove_pods(
+    ctx: &Context,
+    run: &PipelineRun,
+    names: &[String],
+    at_once: bool,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    let api: Api<Pod> = ctx.api(run);
+    let params = if at_once { DeleteParams::default().grace_period(0) } else { DeleteParams::default() };
+    let remove = |name: &String| {
+        let (api, params, name) = (&api, &params, name.clone());
+        async move {
+            let result = api.delete(&name, params).await;
+            (name, result)
+        }
+    };
+    let mut removed = stream::iter(names).map(remove).buffer_unordered(REQUESTS);
+    let mut failure = None;
+    while let Some((name, result)) = removed.next().await {
+        match result {
+            Ok(_) => {
+                ctx.metrics.pod_deleted();
+                memory.removed.insert(name);
+            }
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                memory.removed.insert(name);
+            }
+            Err(error) => failure = Some(error),
+        }
+    }
+    drop(removed);
+    match failure {
+        Some(error) => Err(Error::kubernetes("remove pods")(error)),
+        None => Ok(()),
+    }
+}
+
+/// Pods that died before they had a file: nothing is wrong with a file, so creation waits instead of trying for ever.
+pub fn died_without_a_file(pods: &[Arc<WorkerPod>], memory: &mut Memory) {
+    let Some(pod) = pods.last() else { return };
+    let Stage::Failed(Failed { reason, message, exit_code, .. }) = &pod.stage else { return };
+    // The run was closed meanwhile: that is how idle claimers are told.
+    if *exit_code == Some(13) {
+        return;
+    }
+    let said = if message.is_empty() { reason } else { message };
+    memory.creation_backoff.failed(Instant::now());
+    memory.creation_problem =
+        Some(Reason::WorkersFailing.because(format!("worker pods end before they claim a file: {said}")));
+}
+
+/// What keeps pods from working, if anything does.
+pub fn start_problem(pods: &[Arc<WorkerPod>], now: Instant) -> Option<Obstacle> {
+    let stuck = pods.iter().filter(|pod| pod.is_alive()).find_map(|pod| match &pod.stage {
+        Stage::Stuck(stuck) => Some(stuck),
+        Stage::Unschedulable(_) | Stage::Claiming | Stage::Working | Stage::Succeeded | Stage::Failed(_) => {
+            None
+        }
+    });
+    if let Some(stuck) = stuck {
+        let reason = match stuck.reason.as_str() {
+            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
+                Reason::ContainerStartFailed
+            }
+            _ => Reason::ImagePullFailed,
+        };
+        let whose = if stuck.container == CLAIMER {
+            "the claimer (set by the operator's --claimer-image)"
+        } else {
+            &stuck.container
+        };
+        let message =
+            format!("{whose} does not start with image {}: {}: {}", stuck.image, stuck.reason, stuck.message);
+        return Some(reason.because(message));
+    }
+    // Some pods without a node are normal in a full cluster; all of them are not.
+    let alive: Vec<_> = pods.iter().filter(|pod| pod.is_alive()).collect();
+    let unscheduled = alive.iter().filter_map(|pod| match &pod.stage {
+        Stage::Unschedulable(message) if now.duration_since(pod.since) >= UNSCHEDULED_FOR => Some(message),
+        _ => None,
+    });
+    let unscheduled: Vec<_> = unscheduled.collect();
+    (!unscheduled.is_empty() && unscheduled.len() == alive.len())
+        .then(|| Reason::PodsUnschedulable.because(format!("no node takes the pods: {}", unscheduled[0])))
+}
+
+/// Writes the Job's status while the run goes on.
+pub async fn publish_job(
+    ctx: &Context,
+    run: &PipelineRun,
+    shown: &Job,
+    counts: Counts,
+    pods: &[Arc<WorkerPod>],
+    suspended: bool,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    let alive = pods.iter().filter(|pod| pod.is_alive());
+    let (active, ready) = alive
+        .fold((0, 0), |(active, ready), pod| (active + 1, ready + i32::from(pod.stage == Stage::Working)));
+    let old = shown.status.clone().unwrap_or_default();
+    let (succeeded, failed) = never_less(counts, shown);
+    let start_time = old.start_time.or_else(|| run.status.as_ref()?.start_time.clone());
+    let changed =
+        old.conditions.unwrap_or_default().into_iter().find(|condition| condition.type_ == "Suspended");
+    let word = if suspended { "True" } else { "False" };
+    let conditions = match (&changed, suspended) {
+        (None, false) => None,
+        (Some(before), _) if before.status == word => Some(json!([before])),
+        (_, _) => {
+            let reason = if suspended { "Suspended" } else { "Resumed" };
+            let now = Time(k8s_openapi::jiff::Timestamp::now());
+            Some(json!([{"type": "Suspended", "status": word, "reason": reason, "lastTransitionTime": now}]))
+        }
+    };
+    let mut status = json!({
+        "active": active,
+        "ready": ready,
+        "succeeded": succeeded,
+        "failed": failed,
+    });
+    if let Some(conditions) = conditions {
+        status["conditions"] = conditions;
+    }
+    // The API server wants no start time of a Job that is suspended.
+    if let Some(start_time) = start_time.filter(|_| !suspended) {
+        status["startTime"] = json!(start_time);
+    }
+    match patch_job_status(ctx, run, shown, status, memory).await {
+        // Nobody depends on it while the run goes on.
+        Err(error) => {
+            tracing::debug!(error = chain(&error), "the status of the Job was not taken");
+            Ok(())
+        }
+        written => written,
+    }
+}
+
+/// The API server lets a Job's counts only grow. After a loss of data ours begin anew.
+fn never_less(counts: Counts, shown: &Job) -> (i64, i64) {
+    let old = shown.status.as_ref();
+    let (succeeded, failed) = (old.and_then(|old| old.succeeded), old.and_then(|old| old.failed));
+    (counts.succeeded.max(succeeded.unwrap_or(0).into()), counts.failed.max(failed.unwrap_or(0).into()))
+}
+
+/// Writes how the Job ended: in the same pass as the run.
+pub async fn finish_job(
+    ctx: &Context,
+    run: &PipelineRun,
+    shown: &Job,
+    counts: Counts,
+    outcome: &Outcome,
+    message: &str,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    // What the watch has shown may be older than what was written last, and the counts must not go back.
+    let api: Api<Job> = ctx.api(run);
+    let name = shown.name_any();
+    let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?;
+    let Some(shown) = found.filter(|found| owner::owns(run, found) && !job::is_finished(found)) else {
+        return Ok(());
+    };
+    let (all_succeeded, all_failed) = never_less(counts, &shown);
+    let Outcome { succeeded, reason, start_time, completion_time, .. } = outcome;
+    let condition = |type_: &str| {
+        json!({"type": type_, "status": "True", "reason": reason, "message": message,
+            "lastTransitionTime": completion_time, "lastProbeTime": completion_time})
+    };
+    let types = if *succeeded { ["SuccessCriteriaMet", "Complete"] } else { ["FailureTarget", "Failed"] };
+    let known_start = shown.status.as_ref().and_then(|status| status.start_time.as_ref());
+    let mut status = json!({
+        "active": 0,
+        "ready": 0,
+        "terminating": 0,
+        "succeeded": all_succeeded,
+        "failed": all_failed,
+        "startTime": known_start.or(start_time.as_ref()).unwrap_or(completion_time),
+        "conditions": types.map(condition),
+    });
+    if *succeeded {
+        status["completionTime"] = json!(completion_time);
+    }
+    memory.job_status = None;
+    patch_job_status(ctx, run, &shown, status, memory).await
+}
+
+async fn patch_job_status(
+    ctx: &Context,
+    run: &PipelineRun,
+    shown: &Job,
+    status: Value,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    if memory.job_status.as_ref() == Some(&status) {
+        return Ok(());
+    }
+    let api: Api<Job> = ctx.api(run);
+    let patch = Patch::Merge(json!({"status": status}));
+    match api.patch_status(&shown.name_any(), &PatchParams::default(), &patch).await {
+        Ok(_) => {
+            memory.job_status = Some(status);
+            Ok(())
+        }
+        // Deleted by hand or by its time to live.
+        Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
+        Err(error) => Err(Error::kubernetes("write the status of the Job")(error)),
+    }
+}

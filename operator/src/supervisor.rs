@@ -1,0 +1,74 @@
+//! One task per run, started when something happens to it, and ended when it needs nobody any more. A run that is slow or
+//! broken holds up nobody but itself.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{Id, JoinSet};
+
+use crate::context::Context;
+use crate::error::chain;
+use crate::run;
+use crate::world::Uid;
+
+/// How often it is asked whether a deleted run is still to be removed from Valkey.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// Wakes the task of each run that something happened to.
+pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<Uid>) {
+    let mut tasks = JoinSet::new();
+    let mut wakes: HashMap<Uid, Arc<Notify>> = HashMap::new();
+    let mut uids: HashMap<Id, Uid> = HashMap::new();
+    loop {
+        let uid = tokio::select! {
+            uid = touched.recv() => match uid {
+                Some(uid) => uid,
+                None => return,
+            },
+            Some(ended) = tasks.join_next_with_id() => {
+                let (id, panicked) = match &ended {
+                    Ok((id, ())) => (*id, false),
+                    Err(error) => (error.id(), error.is_panic()),
+                };
+                let Some(uid) = uids.remove(&id) else { continue };
+                let wake = wakes.remove(&uid);
+                if panicked {
+                    tracing::error!(uid = %uid, "the task of a run panicked and is started again");
+                    let world = Arc::clone(&ctx.world);
+                    tokio::spawn(async move {
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                        world.touch(&uid);
+                    });
+                    continue;
+                }
+                // Something happened while it ended, and would be missed.
+                let missed = wake.is_some_and(|wake| wake.notified().now_or_never().is_some());
+                if !missed {
+                    continue;
+                }
+                uid
+            }
+        };
+        if let Some(wake) = wakes.get(&uid) {
+            wake.notify_one();
+        } else if ctx.world.view(&uid).is_some() {
+            let wake = Arc::new(Notify::new());
+            let task = tasks.spawn(run::look_after(Arc::clone(&ctx), Arc::clone(&uid), Arc::clone(&wake)));
+            uids.insert(task.id(), Arc::clone(&uid));
+            wakes.insert(uid, wake);
+        }
+    }
+}
+
+/// Removes from Valkey what could not be removed when its run was deleted.
+pub async fn sweep(ctx: Arc<Context>) {
+    loop {
+        if let Err(error) = run::sweep(&ctx).await {
+            tracing::debug!(error = chain(&error), "deleted runs are still in Valkey");
+        }
+        tokio::time::sleep(SWEEP_EVERY).await;
+    }
+}
