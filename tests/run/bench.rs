@@ -1,0 +1,225 @@
+//! `make bench`, operator part, on the real cluster: a run against a bare Job of the same pods, how soon a finished pod is
+//! settled, and what a file costs in requests and memory as files grow. Ratios are asserted: machines are shared and noisy.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
+
+#[path = "harness.rs"]
+mod harness;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, TryStreamExt};
+use harness::{Lab, counts, filter, timed};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
+use queue::{Server, Worker};
+use serde_json::{Value, json};
+use testbed::images::reference;
+use testbed::services::VALKEY_IP;
+
+/// Files of a comparison with a bare Job.
+const FILES: usize = 60;
+const PARALLELISM: usize = 15;
+/// A run costs at most this much more than the pods alone.
+const OVERHEAD_MAX: f64 = 1.1;
+/// Files of the two runs that show whether cost per file is constant.
+const SIZES: [usize; 2] = [1_000, 10_000];
+/// Cost per file may differ by this much between them.
+const GROWTH_MAX: f64 = 1.2;
+/// 99 of 100 files are settled this soon after their pod ended.
+const SETTLED_WITHIN: f64 = 0.5;
+/// A bare Job whose pods fail may take very long; more than this does not matter.
+const BARE_MAX: Duration = Duration::from_secs(240);
+
+fn main() {
+    // `cargo test --benches` asks for tests, of which there are none.
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let clean = against_a_bare_job(0).await;
+        let failing = against_a_bare_job(10).await;
+        println!("| a run of {FILES} files, {PARALLELISM} at once | run | bare Job | ratio | aim |\n|---|---|---|---|---|");
+        for (what, (run, bare)) in [("all succeed", clean), ("one in ten fails once", failing)] {
+            println!("| {what} | {:.1} s | {:.1} s | {:.2} | {} |", run, bare, run / bare, if what.starts_with("all") { "≤ 1.1" } else { "< 1" });
+        }
+        let mut costs = Vec::new();
+        println!("| files | requests per file | Valkey calls per file | operator memory | files/s | settled within 0.5 s |\n|---|---|---|---|---|---|");
+        for files in SIZES {
+            let cost = cost_of(files).await;
+            println!(
+                "| {files} | {:.2} | {:.2} | {:.1} MiB | {:.0} | {:.1} % |",
+                cost.requests, cost.calls, cost.memory / 1_048_576.0, cost.rate, cost.settled_in_time * 100.0
+            );
+            costs.push(cost);
+        }
+        assert!(clean.0 / clean.1 <= OVERHEAD_MAX, "a run takes {:.2} of a bare Job", clean.0 / clean.1);
+        assert!(failing.0 / failing.1 < 1.0, "with failures a run takes {:.2} of a bare Job", failing.0 / failing.1);
+        for (what, few, many) in [("requests", costs[0].requests, costs[1].requests), ("Valkey calls", costs[0].calls, costs[1].calls)] {
+            assert!(many / few <= GROWTH_MAX, "{what} per file grow from {few:.2} to {many:.2}");
+        }
+        assert!(costs.iter().all(|cost| cost.settled_in_time >= 0.99), "the aim is p99 ≤ {SETTLED_WITHIN} s");
+    });
+}
+
+/// Seconds of a run and of a bare Job, of which so many of a hundred pods fail at first.
+async fn against_a_bare_job(failing: usize) -> (f64, f64) {
+    let lab = Lab::alone("bench").await;
+    let content = |number: usize| {
+        if failing > 0 && number.is_multiple_of(100 / failing) { "fail-times 1" } else { "copy" }.to_owned()
+    };
+    lab.put_many("", FILES, content).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": PARALLELISM}})).await;
+    let (run, took) = timed(lab.finished("r")).await;
+    assert_eq!(counts(&run), (FILES as i64, FILES as i64, 0));
+    (took.as_secs_f64(), bare_job(&lab, failing).await.as_secs_f64())
+}
+
+/// The same pods by the built-in controller: an init container and a main container that end at once.
+async fn bare_job(lab: &Lab, failing: usize) -> Duration {
+    let security = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
+    let container = |name: &str, script: String| {
+        json!({"name": name, "image": reference("busybox"), "imagePullPolicy": "Never", "command": ["sh", "-c", script],
+               "securityContext": security})
+    };
+    let spec = json!({
+        "completions": FILES, "parallelism": PARALLELISM, "backoffLimit": 100_000,
+        "template": {"spec": {
+            "restartPolicy": "Never", "automountServiceAccountToken": false,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+            "initContainers": [container("claimer", "true".to_owned())],
+            "containers": [container("main", format!("test $(( $(od -An -N1 -tu1 /dev/urandom) % 100 )) -ge {failing}"))],
+        }},
+    });
+    lab.create::<Job>(json!({"metadata": {"name": "bare"}, "spec": spec})).await;
+    let start = Instant::now();
+    while start.elapsed() < BARE_MAX {
+        let job = lab.api::<Job>().get("bare").await.unwrap();
+        if job.status.and_then(|status| status.completion_time).is_some() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    start.elapsed()
+}
+
+struct Cost {
+    requests: f64,
+    calls: f64,
+    memory: f64,
+    rate: f64,
+    settled_in_time: f64,
+}
+
+/// What a file costs the operator. Nobody runs these pods: this process claims their files and ends them, so that the
+/// machine's two processors are left to what is measured.
+async fn cost_of(files: usize) -> Cost {
+    let mut lab = Lab::alone("cost").await;
+    lab.kill_operators().await;
+    lab.set("LISTEN", "127.0.0.1:18080");
+    lab.set("LOG", "info");
+    lab.start_operator();
+    let put = |number: usize| {
+        let lab = &lab;
+        async move { lab.put(&format!("{number:06}"), "").await }
+    };
+    futures::stream::iter(0..files).map(put).buffer_unordered(16).collect::<Vec<()>>().await;
+    let nowhere = json!({"nodeSelector": {"played-by": "bench"}});
+    lab.pipeline(json!({"pod": nowhere, "filters": [filter("main", &["copy"])]})).await;
+    let before = (metric("openfilter_kubernetes_requests_total").await, valkey_calls(&lab).await);
+    lab.run("r", json!({"execution": {"parallelism": 50}})).await;
+    let player =
+        tokio::spawn(play(lab.api(), server(&lab), lab.run_id("r").key("work"), lab.run_id("r").group()));
+    let (run, took) = timed(lab.finished("r")).await;
+    player.abort();
+    assert_eq!(counts(&run), (files as i64, files as i64, 0));
+    let requests = metric("openfilter_kubernetes_requests_total").await - before.0;
+    // The claims are this process's own.
+    let calls = valkey_calls(&lab).await - before.1;
+    let all = metric("openfilter_settle_latency_seconds_count").await;
+    let in_time =
+        metric(&format!("openfilter_settle_latency_seconds_bucket{{le=\"{SETTLED_WITHIN}\"}}")).await;
+    Cost {
+        requests: requests / files as f64,
+        calls: calls / files as f64,
+        memory: lab.operator_memory() as f64,
+        rate: files as f64 / took.as_secs_f64(),
+        settled_in_time: in_time / all,
+    }
+}
+
+fn server(lab: &Lab) -> Server {
+    let mut server = Server::at(format!("redis://{VALKEY_IP}:6379"));
+    server.password = Some(lab.services.valkey_password.clone().into());
+    server
+}
+
+/// Plays claimer, filter and kubelet for every pod.
+async fn play(pods: Api<Pod>, server: Server, stream: String, group: String) {
+    let played = Arc::new(Mutex::new(HashSet::new()));
+    let events = watcher(pods.clone(), watcher::Config::default()).default_backoff().applied_objects();
+    let each = |pod: Pod| {
+        let (pods, server, stream, group, played) =
+            (pods.clone(), server.clone(), stream.clone(), group.clone(), Arc::clone(&played));
+        async move {
+            let name = pod.name_any();
+            if !played.lock().unwrap().insert(name.clone()) {
+                return;
+            }
+            let claimed = Worker::new(server, &stream, &group, &name).claim(Duration::from_secs(30)).await;
+            if !matches!(claimed, Ok(Some(_))) {
+                return;
+            }
+            let ended = |name: &str| {
+                json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"terminated": {"exitCode": 0}}})
+            };
+            let status: Value = json!({"status": {"phase": "Succeeded", "initContainerStatuses": [ended("claimer")],
+                "containerStatuses": [ended("main")]}});
+            let _ = pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await;
+        }
+    };
+    events
+        .try_for_each_concurrent(50, |pod| async {
+            each(pod).await;
+            Ok(())
+        })
+        .await
+        .unwrap();
+}
+
+/// A figure of the operator.
+async fn metric(name: &str) -> f64 {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    for _ in 0..100 {
+        if let Ok(mut stream) = tokio::net::TcpStream::connect("127.0.0.1:18080").await {
+            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            return line
+                .and_then(|value| value.trim().parse().ok())
+                .unwrap_or_else(|| panic!("no {name} in {text}"));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("the operator does not answer")
+}
+
+/// Commands that Valkey was sent from outside, without the claims.
+async fn valkey_calls(lab: &Lab) -> f64 {
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query_async(&mut lab.raw().await).await.unwrap();
+    let calls = |name: &str| {
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
+        line.and_then(|rest| rest.split(',').next()?.parse::<f64>().ok()).unwrap_or_default()
+    };
+    // Scripts, and what is sent beside them; commands inside of scripts are counted by name only, so these are the ones
+    // that scripts do not use in the same way.
+    calls("evalsha") + calls("eval") + calls("acl|getuser") + calls("acl|setuser")
+}

@@ -1,0 +1,213 @@
+//! What people and other controllers do to a run while it runs, and after it.
+
+use std::time::Duration;
+
+use crds::v1alpha1::{Phase, Pipeline, ReferenceGrant};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use testbed::Doing;
+
+use crate::harness::{Lab, condition, counts, is_degraded_by, message, phase};
+
+fn running(run: &crds::v1alpha1::PipelineRun) -> i64 {
+    run.status.as_ref().and_then(|status| status.counts).map_or(0, |counts| counts.running)
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods() {
+    let lab = Lab::new("suspend").await;
+    lab.put_many("", 12, |_| "sleep 3".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 2}})).await;
+    lab.until("r", "two files are processed", |run| running(run) == 2).await;
+    lab.patch("r", json!({"spec": {"suspend": true}})).await;
+    let paused =
+        lab.until("r", "nothing runs", |run| phase(run) == Some(Phase::Suspended) && running(run) == 0).await;
+    let (_, done, failed) = counts(&paused);
+    assert_eq!(failed, 0, "suspending fails no file");
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(counts(&lab.get("r").await), (12, done, 0), "nothing is started");
+    lab.patch("r", json!({"spec": {"suspend": false, "execution": {"parallelism": 6}}})).await;
+    lab.until("r", "six files are processed", |run| running(run) == 6).await;
+    let job = lab.jobs().await.remove(0);
+    assert_eq!(job.spec.unwrap().parallelism, Some(6));
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (12, 12, 0));
+    assert!(lab.most_pods() <= 6, "{} pods", lab.most_pods());
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+    lab.check_monotonic();
+}
+
+/// Quota systems suspend Jobs; the operator never takes that back.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_job_that_others_suspend_starts_nothing_until_they_resume_it() {
+    let lab = Lab::new("kueue").await;
+    lab.put_many("", 6, |_| "sleep 2".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 2}})).await;
+    lab.until("r", "files are processed", |run| running(run) > 0).await;
+    let set = async |suspend: bool| {
+        let patch = Patch::Merge(json!({"spec": {"suspend": suspend}}));
+        lab.api::<Job>().patch("r-job", &PatchParams::default(), &patch).await.unwrap();
+    };
+    set(true).await;
+    let paused =
+        lab.until("r", "nothing runs", |run| phase(run) == Some(Phase::Suspended) && running(run) == 0).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(counts(&lab.get("r").await), counts(&paused));
+    let job = lab.jobs().await.remove(0);
+    assert_eq!(job.spec.as_ref().unwrap().suspend, Some(true));
+    set(false).await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (6, 6, 0));
+    lab.check_left_nothing(&run).await;
+}
+
+/// Trap 8: a Job that is deleted in mid-run is created again, and one that is deleted after the end is not.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after() {
+    let mut lab = Lab::new("jobs").await;
+    lab.put_many("", 8, |_| "sleep 2".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 5}})).await;
+    lab.until("r", "files are processed", |run| running(run) > 0).await;
+    let first = lab.jobs().await.remove(0);
+    lab.api::<Job>().delete("r-job", &DeleteParams::background()).await.unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (8, 8, 0));
+    let second = lab.jobs().await.remove(0);
+    assert_ne!(first.uid(), second.uid(), "another one was created");
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+
+    lab.api::<Job>().delete("r-job", &DeleteParams::background()).await.unwrap();
+    lab.kill_operators().await;
+    lab.start_operator();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(lab.jobs().await.len(), 0);
+    assert_eq!(lab.pods().await.len(), 0);
+    assert_eq!(counts(&lab.get("r").await), (8, 8, 0));
+}
+
+/// Trap 18 and the GitOps rule: a deleted run leaves nothing behind; created again it is not executed again, and gets its
+/// status back.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_finished_run_that_is_created_again_gets_its_status_back() {
+    let lab = Lab::new("again").await;
+    lab.put_many("", 3, |number| if number == 0 { "exit 1".to_owned() } else { "copy".to_owned() }).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
+    let first = lab.finished("r").await;
+    lab.delete("r").await;
+    let left = lab.traces().await;
+    assert!(left.iter().all(|trace| trace.ends_with(":ledger")), "{left:?}");
+    assert!(lab.pods().await.is_empty());
+    lab.run("r", json!({"execution": {"maxAttempts": 1, "parallelism": 3}})).await;
+    let second = lab.finished("r").await;
+    let (one, two) = (first.status.unwrap(), second.status.unwrap());
+    assert_eq!((one.counts, one.phase, &one.completion_time), (two.counts, two.phase, &two.completion_time));
+    assert_eq!(one.recent_failures, two.recent_failures);
+    assert!(lab.pods().await.is_empty());
+
+    lab.delete("r").await;
+    lab.run("r", json!({"execution": {"maxAttempts": 2}})).await;
+    let changed = lab.until("r", "it is refused", |run| is_degraded_by(run, "RunIdUsed")).await;
+    assert_eq!(condition(&changed, "Stalled").0, "True");
+    assert!(message(&changed, "Stalled").contains("new name"), "{}", message(&changed, "Stalled"));
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_anew() {
+    let lab = Lab::new("delete").await;
+    lab.put_many("", 6, |_| "sleep 2".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 3}})).await;
+    lab.until("r", "files are processed", |run| running(run) > 0).await;
+    lab.delete("r").await;
+    let gone = async || {
+        let listed =
+            lab.api::<Pod>().list(&ListParams::default()).await.doing(|| "list the pods".to_owned())?;
+        Ok((listed.items.is_empty() && lab.jobs().await.is_empty()).then_some(()))
+    };
+    lab.eventually("pods and Job are gone", gone).await;
+    assert_eq!(lab.traces().await, Vec::<String>::new());
+    let secrets = lab.api::<Secret>().list(&ListParams::default()).await.unwrap().items;
+    assert!(secrets.iter().all(|secret| secret.name_any() == "keys"), "{secrets:?}");
+    lab.run("r", json!({"execution": {"parallelism": 6}})).await;
+    assert_eq!(counts(&lab.finished("r").await), (6, 6, 0));
+    lab.check_all_statuses();
+}
+
+/// Two runs of one runId: one of them is executed, the other says why not.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn two_runs_of_one_run_id_are_one_run() {
+    let lab = Lab::new("taken").await;
+    lab.put("a", "sleep 3").await;
+    lab.pipeline(json!({})).await;
+    let id = format!("{}.shared", lab.namespace.name);
+    let queue = json!({"stream": format!("pr:{id}:work"), "group": format!("cg:{id}")});
+    lab.run("one", json!({"queue": queue})).await;
+    lab.until("one", "it is processed", |run| running(run) > 0).await;
+    lab.run("two", json!({"queue": queue})).await;
+    let two = lab.until("two", "it is refused", |run| is_degraded_by(run, "RunIdTaken")).await;
+    assert!(message(&two, "Degraded").contains(&lab.get("one").await.uid().unwrap()));
+    assert_eq!(counts(&lab.finished("one").await), (1, 1, 0));
+}
+
+/// Trap 22: another namespace's Pipeline and Secret, only with a grant there. The keys are copied, and the copy goes with
+/// the run.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn another_namespaces_pipeline_and_keys_need_grants() {
+    let mut lab = Lab::new("tenant").await;
+    let owner = lab.testbed.namespace("owner").await.unwrap();
+    lab.kill_operators().await;
+    lab.set("NAMESPACES", &format!("{},{}", lab.namespace.name, owner.name));
+    lab.start_operator();
+    lab.put("a", "sleep 4").await;
+    let there = |object: serde_json::Value| (owner.name.clone(), object);
+    let (id, secret) = lab.services.s3.keys();
+    let (namespace, keys) = there(
+        json!({"metadata": {"name": "theirs"}, "stringData": {"accessKeyId": id, "secretAccessKey": secret}}),
+    );
+    let secrets: Api<Secret> = Api::namespaced(lab.testbed.client(), &namespace);
+    secrets.create(&PostParams::default(), &serde_json::from_value(keys).unwrap()).await.unwrap();
+    let mut bucket = lab.bucket();
+    bucket["credentialsSecret"] = json!({"name": "theirs"});
+    let spec = json!({"source": {"bucket": bucket}, "filters": [crate::harness::filter("main", &["obey"])]});
+    let pipeline = Pipeline::new("lib", serde_json::from_value(spec).unwrap());
+    let pipelines: Api<Pipeline> = Api::namespaced(lab.testbed.client(), &namespace);
+    pipelines.create(&PostParams::default(), &pipeline).await.unwrap();
+
+    lab.run("r", json!({"pipelineRef": {"name": "lib", "namespace": owner.name}})).await;
+    let refused = lab.until("r", "it is refused", |run| is_degraded_by(run, "ReferenceNotGranted")).await;
+    assert!(message(&refused, "Degraded").contains("ReferenceGrant"), "{}", message(&refused, "Degraded"));
+    let grants: Api<ReferenceGrant> = Api::namespaced(lab.testbed.client(), &namespace);
+    let grant = |name: &str, to: &str| {
+        let from = json!([{"kind": "PipelineRun", "namespace": lab.namespace.name}]);
+        ReferenceGrant::new(
+            name,
+            serde_json::from_value(json!({"from": from, "to": [{"kind": to}]})).unwrap(),
+        )
+    };
+    grants.create(&PostParams::default(), &grant("pipelines", "Pipeline")).await.unwrap();
+    let refused =
+        lab.until("r", "its keys are refused", |run| message(run, "Degraded").contains("Secret")).await;
+    assert!(is_degraded_by(&refused, "ReferenceNotGranted"));
+    grants.create(&PostParams::default(), &grant("secrets", "Secret")).await.unwrap();
+    lab.until("r", "it is processed", |run| running(run) > 0).await;
+    let copy = lab.api::<Secret>().get("r-source").await.unwrap();
+    assert_eq!(copy.data.unwrap()["accessKeyId"].0, id.as_bytes());
+    assert_eq!(counts(&lab.finished("r").await), (1, 1, 0));
+    assert!(lab.api::<Secret>().get_opt("r-source").await.unwrap().is_none(), "the copy goes with the run");
+}

@@ -1,0 +1,582 @@
+//! A laboratory: a namespace, a bucket, an operator that looks after this namespace only, and somebody who watches every
+//! status that a run ever has.
+
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crds::definitions;
+use crds::run_id::RunId;
+use crds::v1alpha1::{Counts, Phase, Pipeline, PipelineRun};
+use futures::TryStreamExt;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::core::NamespaceResourceScope;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Resource, ResourceExt};
+use queue::{DeadLetter, RunQueue, Server};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use testbed::images::{Set, reference};
+use testbed::services::{S3_IP_URL, Services, VALKEY_IP};
+use testbed::{Doing, Namespace, Testbed};
+use tokio::process::{Child, Command};
+use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio::task::JoinHandle;
+
+/// Tests that break something of the cluster run alone, the others side by side.
+static CLUSTER: RwLock<()> = RwLock::const_new(());
+static PREPARED: OnceCell<()> = OnceCell::const_new();
+
+/// Held for as long as the test runs.
+pub enum Turn {
+    Shared { _guard: RwLockReadGuard<'static, ()> },
+    Alone { _guard: RwLockWriteGuard<'static, ()> },
+}
+
+/// How long a run may take on a busy machine.
+pub const LONG: Duration = Duration::from_secs(240);
+
+pub struct Lab {
+    pub testbed: Testbed,
+    pub services: Services,
+    pub namespace: Namespace,
+    pub bucket: String,
+    operators: Vec<Child>,
+    log_at_start: usize,
+    settings: BTreeMap<String, String>,
+    seen: Arc<Mutex<Vec<PipelineRun>>>,
+    most_pods: Arc<Mutex<usize>>,
+    watching: [JoinHandle<()>; 2],
+    _turn: Turn,
+}
+
+impl Lab {
+    /// A laboratory that leaves others in peace.
+    pub async fn new(name: &str) -> Self {
+        Self::with(name, Turn::Shared { _guard: CLUSTER.read().await }).await
+    }
+
+    /// A laboratory for a test that breaks what others use.
+    pub async fn alone(name: &str) -> Self {
+        Self::with(name, Turn::Alone { _guard: CLUSTER.write().await }).await
+    }
+
+    async fn with(name: &str, turn: Turn) -> Self {
+        let testbed = Testbed::with_nodes(2).await.unwrap();
+        let services = testbed.services().await.unwrap();
+        PREPARED.get_or_init(|| prepare(&testbed)).await;
+        let restricted = [("pod-security.kubernetes.io/enforce", "restricted")];
+        let namespace = testbed.labelled_namespace(name, &restricted).await.unwrap();
+        let bucket = namespace.name.clone();
+        services.s3.make_bucket(&bucket).await.unwrap();
+        let (seen, api) = (Arc::default(), Api::namespaced(testbed.client(), &namespace.name));
+        let most_pods = Arc::default();
+        let watching = [
+            tokio::spawn(watch_runs(api, Arc::clone(&seen))),
+            tokio::spawn(count_pods(
+                Api::namespaced(testbed.client(), &namespace.name),
+                Arc::clone(&most_pods),
+            )),
+        ];
+        let settings = BTreeMap::from([
+            ("KUBECONFIG", testbed.paths().kubeconfig().display().to_string()),
+            ("VALKEY_URL", format!("redis://{VALKEY_IP}:6379")),
+            ("VALKEY_PASSWORD", services.valkey_password.clone()),
+            ("CLAIMER_IMAGE", reference("claimer")),
+            ("NAMESPACES", namespace.name.clone()),
+            ("POD_NAMESPACE", namespace.name.clone()),
+            ("LEADER_ELECTION", "false".to_owned()),
+            ("LISTEN", "127.0.0.1:0".to_owned()),
+            ("LOG", "info,operator=debug".to_owned()),
+        ]);
+        let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let mut lab = Self {
+            testbed,
+            services,
+            namespace,
+            bucket,
+            operators: Vec::new(),
+            log_at_start: 0,
+            settings,
+            seen,
+            most_pods,
+            watching,
+            _turn: turn,
+        };
+        lab.secret("keys").await;
+        lab.start_operator();
+        lab
+    }
+
+    /// Changes a setting of operators that are started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.settings.insert(name.to_owned(), value.to_owned());
+    }
+
+    /// Starts an operator, beside those that run.
+    pub fn start_operator(&mut self) {
+        let folder = self.testbed.paths().logs();
+        let log = folder.join(format!("operator-{}.log", self.namespace.name));
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
+        self.log_at_start = log.metadata().unwrap().len() as usize;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_operator"));
+        command.env_clear().envs(&self.settings).stdin(Stdio::null()).kill_on_drop(true);
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        self.operators.push(command.spawn().unwrap());
+    }
+
+    /// Ends all operators as a power cut would.
+    pub async fn kill_operators(&mut self) {
+        for mut operator in self.operators.drain(..) {
+            operator.kill().await.unwrap();
+        }
+    }
+
+    /// Ends all operators as a node drain would.
+    pub async fn stop_operators(&mut self) {
+        let log = self.testbed.paths().logs().join(format!("operator-{}.log", self.namespace.name));
+        let started = self.log_at_start;
+        let works = async || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            Ok(text.get(started..).is_some_and(|text| text.contains("watching")).then_some(()))
+        };
+        self.eventually("the operator works", works).await;
+        for mut operator in self.operators.drain(..) {
+            let pid = operator.id().unwrap().to_string();
+            std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+            let status = tokio::time::timeout(Duration::from_secs(15), operator.wait()).await;
+            assert!(status.expect("the operator ends when it is told to").unwrap().success());
+        }
+    }
+
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.testbed.client(), &self.namespace.name)
+    }
+
+    /// Creates an object of any kind in the namespace.
+    pub async fn create<K>(&self, object: Value) -> K
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + DeserializeOwned
+            + Clone
+            + std::fmt::Debug
+            + serde::Serialize,
+    {
+        let mut object = object;
+        object["apiVersion"] = json!(K::api_version(&()));
+        object["kind"] = json!(K::kind(&()));
+        let typed: K = serde_json::from_value(object).unwrap();
+        self.api::<K>().create(&PostParams::default(), &typed).await.unwrap()
+    }
+
+    /// A Secret with the keys of the S3 server.
+    pub async fn secret(&self, name: &str) {
+        let (id, secret) = self.services.s3.keys();
+        let data = json!({"accessKeyId": id, "secretAccessKey": secret});
+        self.create::<Secret>(json!({"metadata": {"name": name}, "stringData": data})).await;
+    }
+
+    /// Stores an object whose content tells `probe obey` what to do.
+    pub async fn put(&self, key: &str, content: &str) {
+        self.services.s3.put(&self.bucket, key, content.to_owned()).await.unwrap();
+    }
+
+    /// Many objects: `<prefix><number>`, each with what `content` says of its number.
+    pub async fn put_many(&self, prefix: &str, count: usize, content: impl Fn(usize) -> String) {
+        for number in 0..count {
+            self.put(&format!("{prefix}{number:04}"), &content(number)).await;
+        }
+    }
+
+    /// The bucket of the laboratory, as a Pipeline names it.
+    pub fn bucket(&self) -> Value {
+        json!({"name": self.bucket, "endpoint": S3_IP_URL, "usePathStyle": true, "credentialsSecret": {"name": "keys"}})
+    }
+
+    /// A Pipeline `p` with the filter `probe obey`, and what `changes` says.
+    pub async fn pipeline(&self, changes: Value) -> Pipeline {
+        let mut spec = json!({"source": {"bucket": self.bucket()}, "filters": [filter("main", &["obey"])]});
+        merge(&mut spec, changes);
+        self.create(json!({"metadata": {"name": "p"}, "spec": spec})).await
+    }
+
+    /// A PipelineRun of `p`.
+    pub async fn run(&self, name: &str, changes: Value) -> PipelineRun {
+        let mut spec = json!({"pipelineRef": {"name": "p"}, "execution": {"retryBackoff": {"initial": "100ms", "max": "1s"}}});
+        merge(&mut spec, changes);
+        self.create(json!({"metadata": {"name": name}, "spec": spec})).await
+    }
+
+    pub async fn get(&self, run: &str) -> PipelineRun {
+        self.api::<PipelineRun>().get(run).await.unwrap()
+    }
+
+    /// Waits until a run is as the condition says.
+    pub async fn until(
+        &self,
+        run: &str,
+        what: &str,
+        condition: impl Fn(&PipelineRun) -> bool,
+    ) -> PipelineRun {
+        let api = self.api::<PipelineRun>();
+        let probe = async || {
+            let found = api.get(run).await.doing(|| format!("look at the run {run}"))?;
+            Ok(condition(&found).then_some(found))
+        };
+        match self.testbed.eventually(&format!("{run}: {what}"), LONG, probe).await {
+            Ok(found) => found,
+            Err(error) => {
+                let last = api.get(run).await.ok().and_then(|run| run.status);
+                panic!("{error}; its status: {}", serde_json::to_string_pretty(&last).unwrap())
+            }
+        }
+    }
+
+    /// Waits until it has ended.
+    pub async fn finished(&self, run: &str) -> PipelineRun {
+        self.until(run, "it ends", |run| {
+            phase(run).is_some_and(|phase| matches!(phase, Phase::Succeeded | Phase::Failed))
+        })
+        .await
+    }
+
+    /// Waits until something is so.
+    pub async fn eventually<T>(
+        &self,
+        what: &str,
+        probe: impl AsyncFnMut() -> testbed::Result<Option<T>>,
+    ) -> T {
+        self.testbed.eventually(what, LONG, probe).await.unwrap()
+    }
+
+    pub async fn patch(&self, run: &str, patch: Value) {
+        let patch = Patch::Merge(patch);
+        self.api::<PipelineRun>().patch(run, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Deletes a run and waits until it is gone.
+    pub async fn delete(&self, run: &str) {
+        let api = self.api::<PipelineRun>();
+        let uid = api.get(run).await.unwrap().uid();
+        api.delete(run, &DeleteParams::default()).await.unwrap();
+        let gone = async || {
+            let found = api.get_opt(run).await.doing(|| format!("look at the run {run}"))?;
+            Ok((found.and_then(|found| found.uid()) != uid).then_some(()))
+        };
+        self.eventually(&format!("{run} is gone"), gone).await;
+    }
+
+    pub async fn pods(&self) -> Vec<Pod> {
+        self.api::<Pod>().list(&ListParams::default()).await.unwrap().items
+    }
+
+    pub async fn jobs(&self) -> Vec<Job> {
+        self.api::<Job>().list(&ListParams::default()).await.unwrap().items
+    }
+
+    /// Waits for a pod about which there is something to say; the pod as it was then.
+    pub async fn pod_that(&self, what: &str, says: impl Fn(&Pod) -> Option<()>) -> Pod {
+        let api = self.api::<Pod>();
+        let probe = async || {
+            let pods = api.list(&ListParams::default()).await.doing(|| "list the pods".to_owned())?;
+            Ok(pods.items.into_iter().find(|pod| says(pod).is_some()))
+        };
+        self.eventually(&format!("a pod: {what}"), probe).await
+    }
+
+    /// The node that runs a Deployment of one pod.
+    pub async fn node_of(&self, namespace: &str, app: &str) -> String {
+        let pods: Api<Pod> = Api::namespaced(self.testbed.client(), namespace);
+        let listed = pods.list(&ListParams::default().labels(&format!("app={app}"))).await.unwrap();
+        listed.items[0].spec.as_ref().unwrap().node_name.clone().unwrap()
+    }
+
+    /// A node that is not this one.
+    pub async fn other_node(&self, node: &str) -> String {
+        let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.testbed.client());
+        let listed = nodes.list(&ListParams::default()).await.unwrap();
+        listed.items.iter().map(ResourceExt::name_any).find(|name| name != node).unwrap()
+    }
+
+    /// The most pods that there ever were at once.
+    pub fn most_pods(&self) -> usize {
+        *self.most_pods.lock().unwrap()
+    }
+
+    /// Every object of the bucket below a prefix, in order, as the server writes them.
+    pub async fn keys_below(&self, prefix: &str) -> Vec<String> {
+        let path = format!("/{}?list-type=2&prefix={}", self.bucket, prefix.replace('/', "%2F"));
+        let (status, body) =
+            self.services.s3.request(http::Method::GET, &path, Default::default()).await.unwrap();
+        let text = String::from_utf8_lossy(&body).into_owned();
+        assert!(status.is_success(), "{text}");
+        let keys =
+            text.split("<Key>").skip(1).filter_map(|rest| Some(rest.split_once("</Key>")?.0.to_owned()));
+        keys.collect()
+    }
+
+    pub fn kubectl(&self, words: &[&str]) -> Result<String, String> {
+        let paths = self.testbed.paths();
+        let mut command = std::process::Command::new(paths.bin("kubectl"));
+        command
+            .arg(format!("--kubeconfig={}", paths.kubeconfig().display()))
+            .args(["-n", &self.namespace.name]);
+        let output = command.args(words).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// Memory of the operator at its most, in bytes.
+    #[allow(dead_code, reason = "only the bench asks")]
+    pub fn operator_memory(&self) -> u64 {
+        let pid = self.operators[0].id().unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1_024
+    }
+
+    pub fn operator_log(&self) -> String {
+        let log = self.testbed.paths().logs().join(format!("operator-{}.log", self.namespace.name));
+        std::fs::read_to_string(log).unwrap_or_default()
+    }
+
+    pub fn valkey(&self) -> queue::Connection {
+        let mut server = Server::at(format!("redis://{VALKEY_IP}:6379"));
+        server.password = Some(self.services.valkey_password.clone().into());
+        server.timeout = Duration::from_secs(20);
+        server.connect().unwrap()
+    }
+
+    pub fn run_id(&self, run: &str) -> RunId {
+        RunId::derive(&self.namespace.name, run).unwrap()
+    }
+
+    /// A bare connection to Valkey, for what the queue does not show.
+    pub async fn raw(&self) -> redis::aio::MultiplexedConnection {
+        let info =
+            redis::IntoConnectionInfo::into_connection_info(format!("redis://{VALKEY_IP}:6379")).unwrap();
+        let login = info.redis_settings().clone().set_password(&self.services.valkey_password);
+        let client = redis::Client::open(info.set_redis_settings(login)).unwrap();
+        // Generous: the machine is busy with pods.
+        let patient = Some(Duration::from_secs(20));
+        let config =
+            redis::AsyncConnectionConfig::new().set_connection_timeout(patient).set_response_timeout(patient);
+        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+    }
+
+    /// Keys of Valkey that belong to runs of this namespace, and users.
+    pub async fn traces(&self) -> Vec<String> {
+        let mut connection = self.raw().await;
+        let pattern = format!("pr:{}.*", self.namespace.name);
+        let mut keys: Vec<String> =
+            redis::cmd("KEYS").arg(pattern).query_async(&mut connection).await.unwrap();
+        let users: Vec<String> = redis::cmd("ACL").arg("USERS").query_async(&mut connection).await.unwrap();
+        keys.extend(users.into_iter().filter(|user| user.contains(&format!(":{}.", self.namespace.name))));
+        keys.sort();
+        keys
+    }
+
+    /// The dead letters of a run that has ended.
+    pub async fn dead_letters(&self, run: &str) -> Vec<DeadLetter> {
+        let meta = self.run_id(run).key("meta");
+        let epoch: String =
+            redis::cmd("HGET").arg(meta).arg("epoch").query_async(&mut self.raw().await).await.unwrap();
+        RunQueue::of_epoch(&self.valkey(), &self.run_id(run), &epoch).dead_letters(None, 1_000).await.unwrap()
+    }
+
+    /// Every status that was seen: counts always add up and never go backwards, and an end is an end.
+    pub fn check_all_statuses(&self) {
+        let seen = self.seen.lock().unwrap();
+        let mut last: BTreeMap<String, PipelineRun> = BTreeMap::new();
+        for run in seen.iter() {
+            let Some(status) = &run.status else { continue };
+            if let Some(Counts { total_files, queued, running, succeeded, failed }) = status.counts {
+                assert_eq!(total_files, queued + running + succeeded + failed, "{status:#?}");
+                assert!([queued, running, succeeded, failed].iter().all(|count| *count >= 0), "{status:#?}");
+            }
+            let before = last.insert(run.uid().unwrap(), run.clone());
+            if let Some(before) = before.and_then(|before| before.status)
+                && matches!(before.phase, Some(Phase::Succeeded | Phase::Failed))
+            {
+                assert_eq!(before.counts, status.counts, "an end is an end");
+                assert_eq!(before.phase, status.phase, "an end is an end");
+            }
+        }
+        assert!(!last.is_empty(), "no status was seen");
+    }
+
+    /// Succeeded never goes down, as it may after a loss of data only.
+    pub fn check_monotonic(&self) {
+        let seen = self.seen.lock().unwrap();
+        let mut last: BTreeMap<String, Counts> = BTreeMap::new();
+        for run in seen.iter() {
+            let Some(counts) = run.status.as_ref().and_then(|status| status.counts) else { continue };
+            if let Some(before) = last.insert(run.uid().unwrap(), counts) {
+                assert!(
+                    counts.succeeded >= before.succeeded && counts.failed >= before.failed,
+                    "{before:?} then {counts:?}"
+                );
+            }
+        }
+    }
+
+    /// No pod is left, and the Job says what the run says.
+    pub async fn check_left_nothing(&self, run: &PipelineRun) {
+        assert_eq!(
+            self.pods().await.iter().map(ResourceExt::name_any).collect::<Vec<_>>(),
+            Vec::<String>::new()
+        );
+        let traces = self.traces().await;
+        assert!(
+            !traces.iter().any(|trace| trace.ends_with(":work") || trace.starts_with("openfilter:")),
+            "{traces:?}"
+        );
+        let jobs = self.jobs().await;
+        let job = jobs
+            .iter()
+            .find(|job| Some(job.name_any()) == run.status.as_ref().unwrap().job_name)
+            .expect("the Job");
+        let wanted = if phase(run) == Some(Phase::Succeeded) { "Complete" } else { "Failed" };
+        let conditions = job.status.as_ref().unwrap().conditions.clone().unwrap_or_default();
+        assert!(
+            conditions.iter().any(|condition| condition.type_ == wanted && condition.status == "True"),
+            "{conditions:?}"
+        );
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.watching.iter().for_each(JoinHandle::abort);
+        // A run that is left behind would hold its namespace: nobody is there to take its finalizer away.
+        let kubectl = |words: &[&str]| self.kubectl(words).unwrap_or_else(|error| error);
+        if std::thread::panicking() {
+            eprintln!("{}", kubectl(&["get", "plr,jobs,pods", "-o", "wide"]));
+            let text = self.operator_log();
+            let lines: Vec<&str> = text.lines().collect();
+            eprintln!(
+                "--- the operator's last lines ---\n{}",
+                lines[lines.len().saturating_sub(40)..].join("\n")
+            );
+        }
+        for run in kubectl(&["get", "plr", "-o", "name"]).lines() {
+            kubectl(&["patch", run, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
+        }
+    }
+}
+
+/// Images and CRDs, once.
+async fn prepare(testbed: &Testbed) {
+    testbed.load_images(&[Set::Worker, Set::Filters]).unwrap();
+    for crd in definitions::all() {
+        let path = tests::generated::root().join(format!("crds/{}.yaml", crd.spec.names.plural));
+        testbed.apply(&std::fs::read_to_string(path).unwrap()).unwrap();
+    }
+    let api: Api<CustomResourceDefinition> = Api::all(testbed.client());
+    for crd in definitions::all() {
+        let name = crd.metadata.name.unwrap();
+        let established = async || {
+            let crd = api.get(&name).await.doing(|| format!("look at {name}"))?;
+            let conditions = crd.status.and_then(|status| status.conditions).unwrap_or_default();
+            Ok(conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(()))
+        };
+        testbed.eventually(&format!("{name} is served"), Duration::from_secs(30), established).await.unwrap();
+    }
+}
+
+async fn watch_runs(api: Api<PipelineRun>, seen: Arc<Mutex<Vec<PipelineRun>>>) {
+    let events = watcher(api, watcher::Config::default()).default_backoff();
+    let mut events = std::pin::pin!(events);
+    loop {
+        match events.try_next().await {
+            Ok(Some(watcher::Event::Apply(run) | watcher::Event::InitApply(run))) => {
+                seen.lock().unwrap().push(run)
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => return,
+            // The API server is paused or restarted: the watch goes on by itself.
+            Err(_) => {}
+        }
+    }
+}
+
+async fn count_pods(api: Api<Pod>, most: Arc<Mutex<usize>>) {
+    let events = watcher(api, watcher::Config::default()).default_backoff();
+    let mut events = std::pin::pin!(events);
+    let mut names = std::collections::BTreeSet::new();
+    loop {
+        match events.try_next().await {
+            Ok(Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => {
+                names.insert(pod.name_any());
+            }
+            Ok(Some(watcher::Event::Delete(pod))) => {
+                names.remove(&pod.name_any());
+            }
+            Ok(Some(watcher::Event::Init)) => names.clear(),
+            Ok(Some(watcher::Event::InitDone)) | Err(_) => {}
+            Ok(None) => return,
+        }
+        let mut most = most.lock().unwrap();
+        *most = names.len().max(*most);
+    }
+}
+
+/// A filter that runs the probe.
+pub fn filter(name: &str, args: &[&str]) -> Value {
+    json!({"name": name, "image": reference("probe"), "args": args, "imagePullPolicy": "Never"})
+}
+
+pub fn merge(into: &mut Value, changes: Value) {
+    match (into, changes) {
+        (Value::Object(into), Value::Object(changes)) => {
+            for (name, change) in changes {
+                merge(into.entry(name).or_insert(Value::Null), change);
+            }
+        }
+        (into, changes) => *into = changes,
+    }
+}
+
+pub fn phase(run: &PipelineRun) -> Option<Phase> {
+    run.status.as_ref()?.phase
+}
+
+/// `(total, succeeded, failed)`.
+pub fn counts(run: &PipelineRun) -> (i64, i64, i64) {
+    let counts = run.status.as_ref().unwrap().counts.unwrap_or_default();
+    (counts.total_files, counts.succeeded, counts.failed)
+}
+
+/// Status and reason of a condition.
+pub fn condition(run: &PipelineRun, type_: &str) -> (String, String) {
+    let conditions = run.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    let found = conditions.into_iter().find(|condition| condition.type_ == type_);
+    found.map(|found| (found.status, found.reason)).unwrap_or_default()
+}
+
+pub fn message(run: &PipelineRun, type_: &str) -> String {
+    let conditions = run.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
+    conditions
+        .into_iter()
+        .find(|condition| condition.type_ == type_)
+        .map(|found| found.message)
+        .unwrap_or_default()
+}
+
+/// Whether the run is held up for this reason.
+pub fn is_degraded_by(run: &PipelineRun, reason: &str) -> bool {
+    condition(run, "Degraded") == ("True".to_owned(), reason.to_owned())
+}
+
+/// Time that went by, for the few things that are about time.
+pub async fn timed<T>(what: impl Future<Output = T>) -> (T, Duration) {
+    let start = Instant::now();
+    (what.await, start.elapsed())
+}

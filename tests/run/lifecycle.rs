@@ -1,0 +1,249 @@
+//! What a run does when nothing is broken but some of its files.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crds::v1alpha1::Phase;
+use http::Method;
+use k8s_openapi::api::core::v1::{Event, Secret};
+use kube::ResourceExt;
+use kube::api::ListParams;
+use serde_json::json;
+use tests::s3::escape;
+
+use crate::harness::{Lab, condition, counts, filter, is_degraded_by, message, phase};
+
+/// Of a hundred files five fail for good and five fail once: the counts and the dead letters are exact, tools can wait for
+/// the end, and no pod is left. Trap 14: finished pods do not accumulate.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_hundred_files_are_exactly_accounted_for() {
+    let lab = Lab::new("hundred").await;
+    lab.put_many("in/", 100, |number| match number % 20 {
+        0 => "fail-on-marker\nFAIL-HERE".to_owned(),
+        1 => "fail-times 1".to_owned(),
+        _ => "copy".to_owned(),
+    })
+    .await;
+    lab.put("in/folder/", "").await;
+    lab.pipeline(json!({"source": {"bucket": {"prefix": "in/"}}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 20}})).await;
+    lab.kubectl(&["wait", "--for=condition=Ready=false", "plr/r", "--timeout=240s"]).unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (100, 95, 5));
+    assert_eq!(phase(&run), Some(Phase::Failed));
+    assert_eq!(condition(&run, "Succeeded"), ("False".into(), "FilesFailed".into()));
+    assert_eq!(condition(&run, "Stalled").0, "True");
+    let dead: BTreeSet<String> = lab.dead_letters("r").await.into_iter().map(|letter| letter.file).collect();
+    assert_eq!(dead, (0..5).map(|number| format!("in/{:04}", number * 20)).collect());
+    let status = run.status.as_ref().unwrap();
+    assert_eq!(status.recent_failures.len(), 5);
+    assert!(
+        status
+            .recent_failures
+            .iter()
+            .all(|failure| failure.attempts == 3 && failure.reason.contains("marked to fail"))
+    );
+    assert_eq!(status.progress.as_deref(), Some("100/100"));
+    assert_ne!(status.duration.as_deref(), Some("0s"));
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+    lab.check_monotonic();
+    let most = lab.most_pods();
+    assert!(most <= 20 + 5, "20 pods work and 5 failed ones are kept, but there were {most}");
+}
+
+/// The sink has exactly the expected objects, also of files that needed a second attempt.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn results_are_published_once_also_after_a_retry() {
+    let lab = Lab::new("sink").await;
+    for (key, content) in
+        [("in/a", "copy"), ("in/b", "fail-times 1"), ("in/sub/c", "copy"), ("out-of-prefix", "copy")]
+    {
+        lab.put(key, content).await;
+    }
+    let mut sink = lab.bucket();
+    sink["prefix"] = json!("results/");
+    let source = json!({"bucket": {"prefix": "in/"}});
+    lab.pipeline(json!({"source": source, "sink": {"bucket": sink}})).await;
+    lab.run("r", json!({})).await;
+    let run = lab.finished("r").await;
+    assert_eq!((counts(&run), phase(&run)), ((3, 3, 0), Some(Phase::Succeeded)));
+    let results = lab.keys_below("results/").await;
+    assert_eq!(results, ["results/a/copy", "results/b/copy", "results/sub/c/copy"]);
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn an_empty_bucket_is_told_and_starts_nothing() {
+    let lab = Lab::new("empty").await;
+    lab.put("folder/", "").await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({})).await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (0, 0, 0));
+    assert_eq!(condition(&run, "Degraded"), ("True".into(), "NoFilesFound".into()));
+    assert!(lab.jobs().await.is_empty());
+    lab.check_all_statuses();
+}
+
+/// Trap 20, and files without a byte.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn any_key_and_any_size_is_a_file() {
+    let lab = Lab::new("keys").await;
+    let keys = [
+        "with space",
+        "new\nline",
+        "ünï/cödé 文件",
+        "plus+percent%41",
+        "dots/../up",
+        "empty",
+        &"l".repeat(1_000),
+    ];
+    for key in keys {
+        let content = if key == "empty" { "" } else { "copy" };
+        let path = format!("/{}/{}", lab.bucket, escape(key));
+        let (status, _) = lab.services.s3.request(Method::PUT, &path, content.into()).await.unwrap();
+        // Some servers on a file system refuse some keys: what they do not have cannot be listed.
+        if !status.is_success() {
+            eprintln!("the S3 server does not take {key:?}: {status}");
+        }
+    }
+    let stored = lab.keys_below("").await.len() as i64;
+    assert!(stored >= 5, "{stored}");
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({})).await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (stored, stored, 0), "{:?}", run.status.unwrap().recent_failures);
+    lab.check_all_statuses();
+}
+
+/// `order: Sequential`: a filter starts after the one before it has ended, and sees what it wrote.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn sequential_filters_run_one_after_the_other() {
+    let lab = Lab::new("order").await;
+    lab.put("a", "copy").await;
+    let env = json!([{"name": "SOURCE_PATH", "value": "/ws/out/first/copy"}]);
+    let mut second = filter("second", &["sleep", "1"]);
+    second["env"] = env.clone();
+    let mut third = filter("third", &["exit", "7"]);
+    third["env"] = env;
+    lab.pipeline(json!({"filters": [filter("first", &["sleep", "1"]), second, third]})).await;
+    lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
+    let pod = lab
+        .pod_that("it has failed", |pod| {
+            pod.status.as_ref()?.phase.as_deref().filter(|phase| *phase == "Failed").map(|_| ())
+        })
+        .await;
+    let status = pod.status.unwrap();
+    let ended = |name: &str| {
+        let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+        all.clone()
+            .find(|container| container.name == name)
+            .and_then(|container| container.state.clone()?.terminated)
+            .unwrap()
+    };
+    for (before, after) in [("claimer", "first"), ("first", "second"), ("second", "third")] {
+        assert!(ended(before).finished_at <= ended(after).started_at, "{before} before {after}");
+    }
+    assert_eq!(ended("second").exit_code, 0, "it read what the first wrote");
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (1, 0, 1));
+    assert_eq!(run.status.unwrap().recent_failures[0].exit_code, Some(7));
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_waits_for_its_pipeline_and_its_secret_and_goes_on() {
+    let lab = Lab::new("waits").await;
+    lab.put("a", "copy").await;
+    lab.run("r", json!({})).await;
+    let waiting =
+        lab.until("r", "it misses its Pipeline", |run| is_degraded_by(run, "PipelineNotFound")).await;
+    assert_eq!(
+        (condition(&waiting, "Reconciling").0, condition(&waiting, "Stalled").0),
+        ("True".into(), "False".into())
+    );
+    let mut bucket = lab.bucket();
+    bucket["credentialsSecret"] = json!({"name": "late"});
+    lab.pipeline(json!({"source": {"bucket": bucket}})).await;
+    let waiting =
+        lab.until("r", "it misses its Secret", |run| is_degraded_by(run, "CredentialsMissing")).await;
+    assert!(message(&waiting, "Degraded").contains("\"late\""), "{}", message(&waiting, "Degraded"));
+    lab.create::<Secret>(json!({"metadata": {"name": "late"}, "stringData": {"accessKeyId": "x"}})).await;
+    lab.until("r", "the Secret lacks a key", |run| is_degraded_by(run, "CredentialsInvalid")).await;
+    lab.api::<Secret>().delete("late", &Default::default()).await.unwrap();
+    lab.secret("late").await;
+    let run = lab.finished("r").await;
+    assert_eq!((counts(&run), condition(&run, "Degraded").0), ((1, 1, 0), "False".into()));
+    lab.check_all_statuses();
+}
+
+/// A run is a snapshot: what becomes of the Pipeline afterwards does not matter to it. And its own source narrows the
+/// Pipeline's.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_uses_the_pipeline_as_it_was_and_its_own_part_of_the_files() {
+    let lab = Lab::new("snapshot").await;
+    for key in ["in/day1/a.txt", "in/day1/b.txt", "in/day1/c.jpg", "in/day2/d.txt"] {
+        lab.put(key, "sleep 2").await;
+    }
+    lab.pipeline(json!({"source": {"bucket": {"prefix": "in/"}, "include": ["**/*.jpg"]}})).await;
+    let source = json!({"prefix": "in/day1/", "include": ["*.txt"]});
+    lab.run("r", json!({"source": source, "execution": {"parallelism": 1}})).await;
+    lab.until("r", "a file is processed", |run| {
+        run.status.as_ref().is_some_and(|status| status.counts.is_some_and(|counts| counts.running > 0))
+    })
+    .await;
+    lab.api::<crds::v1alpha1::Pipeline>().delete("p", &Default::default()).await.unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (2, 2, 0));
+    lab.check_left_nothing(&run).await;
+}
+
+/// Trap 29: object names and label values at their limits.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_with_the_longest_name_works() {
+    let lab = Lab::new("names").await;
+    lab.put("a", "copy").await;
+    lab.pipeline(json!({})).await;
+    let name = format!("{}abc", "long.".repeat(50));
+    assert_eq!(name.len(), 253);
+    lab.run(&name, json!({})).await;
+    let run = lab.finished(&name).await;
+    assert_eq!(counts(&run), (1, 1, 0));
+    assert!(run.status.as_ref().unwrap().job_name.as_ref().unwrap().len() <= 63);
+    lab.check_left_nothing(&run).await;
+}
+
+/// What people see: few events, each saying something, and no secret in any of them.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn people_are_told_what_happened_and_no_secret() {
+    let lab = Lab::new("told").await;
+    lab.put_many("", 30, |_| "exit 3".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"maxAttempts": 1, "parallelism": 10}})).await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (30, 0, 30));
+    assert_eq!(run.status.as_ref().unwrap().recent_failures.len(), 10, "trap 28");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let events = lab.api::<Event>().list(&ListParams::default()).await.unwrap().items;
+    let about_the_run: Vec<_> =
+        events.iter().filter(|event| event.involved_object.kind.as_deref() == Some("PipelineRun")).collect();
+    let reasons: BTreeSet<_> = about_the_run.iter().filter_map(|event| event.reason.as_deref()).collect();
+    for reason in ["Listed", "JobCreated", "FileFailed", "FilesFailed"] {
+        assert!(reasons.contains(reason), "{reason} is not among {reasons:?}");
+    }
+    assert!(about_the_run.len() <= 16, "{} events for one run", about_the_run.len());
+    let (_, secret) = lab.services.s3.keys();
+    let everything = serde_json::to_string(&(&events, &run, lab.jobs().await)).unwrap() + &lab.operator_log();
+    assert!(!everything.contains(secret) && !everything.contains(&lab.services.valkey_password));
+    assert!(run.name_any() == "r");
+}

@@ -1,0 +1,13 @@
+//! Runs on a real cluster: every file is accounted for, whatever happens.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a suite that cannot go on stops, loudly"
+)]
+
+mod control;
+mod failures;
+mod harness;
+mod lifecycle;
+mod storms;

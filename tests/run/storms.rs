@@ -1,0 +1,242 @@
+//! Everything that a run stands on breaks: the operator, Valkey, the API server, a node, the storage. No file is lost and
+//! none is counted twice.
+
+use std::time::Duration;
+
+use crds::v1alpha1::{Phase, PipelineRun};
+use http::Method;
+use kube::api::DeleteParams;
+use serde_json::json;
+use testbed::{Doing, Fault, FaultyS3, Rule};
+
+use crate::harness::{Lab, condition, counts, is_degraded_by, phase};
+
+fn of(run: &PipelineRun, count: impl Fn(&crds::v1alpha1::Counts) -> i64) -> i64 {
+    run.status.as_ref().and_then(|status| status.counts.as_ref()).map_or(0, count)
+}
+
+/// Killed again and again, whatever it does: while it lists, while files are processed, and while the run ends.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn an_operator_that_is_killed_again_and_again_loses_nothing() {
+    let mut lab = Lab::new("crash").await;
+    lab.kill_operators().await;
+    lab.put_many("", 60, |number| if number % 6 == 0 { "exit 1".to_owned() } else { "copy".to_owned() })
+        .await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 8, "maxAttempts": 2}})).await;
+    // The waits are short at first, so that setting up and listing are hit too.
+    for round in 0..40_u64 {
+        lab.start_operator();
+        tokio::time::sleep(Duration::from_millis(150 + round * 120)).await;
+        lab.kill_operators().await;
+        if phase(&lab.get("r").await).is_some_and(|phase| matches!(phase, Phase::Succeeded | Phase::Failed)) {
+            break;
+        }
+    }
+    lab.start_operator();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (60, 50, 10));
+    assert_eq!(lab.dead_letters("r").await.len(), 10);
+    assert!(lab.most_pods() <= 8 + 5 + 8, "trap 31: {} pods", lab.most_pods());
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+    lab.check_monotonic();
+    lab.stop_operators().await;
+}
+
+/// A leader that has lost its lease and does not know it: two operators decide about the same run at once.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn two_operators_at_once_count_every_file_once() {
+    let mut lab = Lab::new("two").await;
+    lab.start_operator();
+    lab.put_many("", 30, |number| if number % 5 == 0 { "exit 1".to_owned() } else { "copy".to_owned() })
+        .await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 2}})).await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (30, 24, 6));
+    assert_eq!(lab.dead_letters("r").await.len(), 6);
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+}
+
+/// Traps 3 and 17: Valkey is away, comes back with what its log kept, and has forgotten its users.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on() {
+    let lab = Lab::alone("valkey").await;
+    lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4}})).await;
+    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
+    // The log is written once a second: what was done in the last one may be done again.
+    lab.services.kill_valkey().await.unwrap();
+    let down = lab.until("r", "Valkey is missed", |run| is_degraded_by(run, "QueueUnavailable")).await;
+    assert!(of(&down, |counts| counts.succeeded) >= 3, "the last counts stay");
+    assert_eq!(condition(&down, "Succeeded").0, "Unknown");
+    lab.services.restart_valkey().await.unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (20, 20, 0));
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+}
+
+/// Valkey has lost everything: the run says so, lists again, and never reports success on missing data.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over() {
+    let lab = Lab::alone("wiped").await;
+    // The first is bad, and only then: the counts of the Job must not hold up the end when they go back.
+    lab.put_many("", 12, |number| if number == 0 { "exit 1".to_owned() } else { "sleep 1".to_owned() }).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
+    let done =
+        |run: &PipelineRun| of(run, |counts| counts.succeeded) >= 2 && of(run, |counts| counts.failed) == 1;
+    lab.until("r", "some are done and one has failed", done).await;
+    lab.put("0000", "copy").await;
+    lab.services.wipe_valkey().await.unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (12, 12, 0));
+    let events = lab.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"]).unwrap();
+    assert!(events.contains("QueueLost"), "{events}");
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+}
+
+/// Trap 18: with Valkey away a run can be deleted all the same, and what it left is removed when Valkey is back.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_can_be_deleted_while_valkey_is_away() {
+    let mut lab = Lab::alone("orphan").await;
+    lab.put_many("", 4, |_| "sleep 30".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({})).await;
+    lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
+    // Long enough for the log to have it.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    lab.services.kill_valkey().await.unwrap();
+    lab.delete("r").await;
+    lab.services.restart_valkey().await.unwrap();
+    assert_ne!(lab.traces().await, Vec::<String>::new(), "Valkey was away");
+    // A new operator knows it too: it is written down.
+    lab.kill_operators().await;
+    lab.start_operator();
+    let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
+    lab.eventually("nothing is left in Valkey", clean).await;
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_paused_api_server_delays_and_loses_nothing() {
+    let lab = Lab::alone("paused").await;
+    lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4}})).await;
+    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
+    for _ in 0..2 {
+        let paused = lab.testbed.pause_api_server().unwrap();
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        paused.resume();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (20, 20, 0));
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+    lab.check_monotonic();
+}
+
+/// The pods of a dead node hold files; after `pendingTimeout` others get them.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn files_of_a_dead_node_are_processed_elsewhere() {
+    let lab = Lab::alone("node").await;
+    lab.put_many("", 6, |_| "sleep 20".to_owned()).await;
+    // The backing services are on one of the nodes; the workers are on the other.
+    let services = lab.node_of("backing", "valkey").await;
+    let victim = lab.other_node(&services).await;
+    let affinity = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference":
+        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [victim]}]}}]}});
+    lab.pipeline(json!({"pod": {"affinity": affinity}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 6, "pendingTimeout": "10s", "maxAttempts": 3}})).await;
+    lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 6).await;
+    lab.testbed.kill_node(&victim).unwrap();
+    let run = lab.finished("r").await;
+    lab.testbed.restart_node(&victim).await.unwrap();
+    assert_eq!(counts(&run), (6, 6, 0));
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+}
+
+/// The storage fails in each way that it can: while listing, the run waits; while fetching, the file is tried again, and
+/// what does not heal is dead-lettered with the reason. Trap 21.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn storage_that_fails_costs_attempts_and_never_a_file() {
+    let lab = Lab::new("storage").await;
+    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    for key in ["slow", "flaky", "cut", "gone", "secret", "fine"] {
+        lab.put(key, "copy").await;
+    }
+    proxy.inject(Rule::every(Fault::Forbidden, "list-type=2").times(1));
+    proxy.inject(Rule::every(Fault::Slow(Duration::from_secs(2)), "/slow").method(Method::GET));
+    proxy.inject(Rule::every(Fault::InternalError, "/flaky").method(Method::GET).times(3));
+    proxy.inject(Rule::every(Fault::Truncated(1), "/cut").method(Method::GET).times(1));
+    proxy.inject(Rule::every(Fault::Missing, "/gone").method(Method::GET));
+    proxy.inject(Rule::every(Fault::Forbidden, "/secret").method(Method::GET));
+    let mut bucket = lab.bucket();
+    bucket["endpoint"] = json!(proxy.url);
+    lab.pipeline(json!({"source": {"bucket": bucket}})).await;
+    lab.run("r", json!({"execution": {"maxAttempts": 2}})).await;
+    lab.until("r", "the listing is refused", |run| {
+        is_degraded_by(run, "CredentialsInvalid") || of(run, |counts| counts.total_files) > 0
+    })
+    .await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (6, 4, 2));
+    let letters = lab.dead_letters("r").await;
+    let reason = |file: &str| letters.iter().find(|letter| letter.file == file).unwrap().reason.clone();
+    assert!(reason("gone").starts_with("ObjectGone"), "{}", reason("gone"));
+    assert!(reason("secret").starts_with("NoAccess"), "{}", reason("secret"));
+    lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+}
+
+/// A pod that is deleted by hand leaves its file to another one.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another() {
+    let mut lab = Lab::new("evicted").await;
+    lab.put_many("", 4, |_| "sleep 3".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4}})).await;
+    lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 4).await;
+    let pods = lab.pods().await;
+    let name = pods[0].metadata.name.clone().unwrap();
+    // Once while the operator watches, and once while there is none.
+    lab.api::<k8s_openapi::api::core::v1::Pod>()
+        .delete(&name, &DeleteParams::default().grace_period(0))
+        .await
+        .unwrap();
+    lab.kill_operators().await;
+    let name = pods[1].metadata.name.clone().unwrap();
+    lab.api::<k8s_openapi::api::core::v1::Pod>()
+        .delete(&name, &DeleteParams::default().grace_period(0))
+        .await
+        .unwrap();
+    let gone = async || {
+        let found = lab
+            .api::<k8s_openapi::api::core::v1::Pod>()
+            .get_opt(&name)
+            .await
+            .doing(|| "look for the pod".to_owned())?;
+        Ok(found.is_none().then_some(()))
+    };
+    lab.eventually("the pod is gone", gone).await;
+    lab.start_operator();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (4, 4, 0));
+    lab.check_all_statuses();
+}
