@@ -148,7 +148,8 @@ async fn a_quota_and_a_refusal_are_told_and_waited_for() {
     lab.api::<ResourceQuota>().patch("few", &Default::default(), &more).await.unwrap();
     let (run, took) = timed(lab.finished("r")).await;
     assert_eq!(counts(&run), (8, 8, 0));
-    assert!(lab.most_pods() <= 2);
+    // Pods that have ended do not count, until they are deleted a moment later.
+    assert!(lab.most_pods() <= 4, "{} pods", lab.most_pods());
     assert!(took < Duration::from_secs(120), "a quota below parallelism does not stop a run: {took:?}");
 
     // The namespace is "restricted", and this Pipeline asks for root.

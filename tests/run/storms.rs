@@ -118,10 +118,10 @@ async fn a_run_can_be_deleted_while_valkey_is_away() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     lab.services.kill_valkey().await.unwrap();
     lab.delete("r").await;
+    // A new operator knows what is left to do: it is written down.
+    lab.kill_operators().await;
     lab.services.restart_valkey().await.unwrap();
     assert_ne!(lab.traces().await, Vec::<String>::new(), "Valkey was away");
-    // A new operator knows it too: it is written down.
-    lab.kill_operators().await;
     lab.start_operator();
     let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
     lab.eventually("nothing is left in Valkey", clean).await;
