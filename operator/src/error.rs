@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 
+pub use storage::chain;
+
 /// A pass that failed. The variant is the metric label and the reason of the log line; the data never is.
 #[derive(Debug, thiserror::Error, AsRefStr)]
 pub enum Error {
@@ -125,21 +127,6 @@ impl Reason {
     pub fn because(self, message: impl Into<String>) -> Obstacle {
         Obstacle { reason: self, message: message.into() }
     }
-}
-
-/// An error and its causes, outermost first.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        // Many errors of the libraries repeat their cause.
-        if !text.ends_with(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

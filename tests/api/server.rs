@@ -1,40 +1,18 @@
 //! The CRDs on a real API server: it accepts them, CEL cost included, and its rules judge as ours do.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::time::Duration;
 
 use crds::definitions;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps,
-};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
 use kube::api::{ApiResource, DynamicObject, PostParams};
 use kube::core::gvk::GroupVersionKind;
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use testbed::{Doing, Testbed};
+use testbed::Testbed;
+use tests::crds_on_cluster;
 use tests::examples::{
     CelCase, allowed_updates, cel_cases, grant, pipeline, policy, refused_updates, run, with,
 };
-use tests::generated;
-
-/// Applies the generated files, as a user does, and waits until the API server serves them.
-async fn install_crds(testbed: &Testbed) {
-    for crd in definitions::all() {
-        let path = generated::root().join(format!("crds/{}.yaml", crd.spec.names.plural));
-        testbed.apply(&fs::read_to_string(path).unwrap()).unwrap();
-    }
-    let api: Api<CustomResourceDefinition> = Api::all(testbed.client());
-    for crd in definitions::all() {
-        let name = crd.metadata.name.unwrap();
-        let established = async || {
-            let crd = api.get(&name).await.doing(|| format!("look at {name}"))?;
-            let conditions = crd.status.and_then(|status| status.conditions).unwrap_or_default();
-            Ok(conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(()))
-        };
-        testbed.eventually(&format!("{name} is served"), Duration::from_secs(30), established).await.unwrap();
-    }
-}
 
 fn api(client: Client, namespace: &str, object: &Value) -> Api<DynamicObject> {
     let kind = object["kind"].as_str().unwrap();
@@ -86,7 +64,7 @@ fn cel_messages() -> BTreeSet<String> {
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn every_cel_rule_refuses_its_mistake_and_accepts_the_correction_on_a_real_api_server() {
     let testbed = Testbed::start_or_reuse().await.unwrap();
-    install_crds(&testbed).await;
+    crds_on_cluster::install(&testbed).await;
     let namespace = testbed.namespace("crds").await.unwrap();
     let (client, space) = (testbed.client(), namespace.name.as_str());
 
@@ -143,7 +121,7 @@ async fn every_cel_rule_refuses_its_mistake_and_accepts_the_correction_on_a_real
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn the_api_server_defaults_as_the_rules_do() {
     let testbed = Testbed::start_or_reuse().await.unwrap();
-    install_crds(&testbed).await;
+    crds_on_cluster::install(&testbed).await;
     let namespace = testbed.namespace("defaults").await.unwrap();
     for (kind, object) in [
         (crds::rules::Kind::Pipeline, pipeline()),

@@ -24,8 +24,8 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use operator::listing::list_into;
 use queue::{Connection, File, Listing, Opened, Page, RunQueue};
-use storage::{Bucket, Keys, Lister, Selection};
-use tests::s3::{ACCESS_KEY, SECRET_KEY, TestS3};
+use storage::{Lister, Selection};
+use tests::s3::TestS3;
 use tests::valkey::{Flavor, TestServer};
 use tokio::net::TcpListener;
 
@@ -183,18 +183,7 @@ async fn open(connection: &Connection) -> RunQueue {
 }
 
 async fn lister(url: &str, bucket: &str) -> Lister {
-    let bucket = Bucket {
-        name: bucket.to_owned(),
-        endpoint: Some(storage::parse_endpoint(url).unwrap()),
-        region: None,
-        path_style: true,
-        skip_tls_verify: false,
-        keys: Some(Keys { id: ACCESS_KEY.to_owned().into(), secret: SECRET_KEY.to_owned().into() }),
-        timeout: Duration::from_secs(20),
-        max_attempts: 1,
-        etag_is_md5: true,
-        addresses: None,
-    };
+    let bucket = tests::s3::bucket(url, bucket);
     // As users write it: one glob that lets everything through.
     Lister::new(&bucket, "", Selection::new("", &["**/*.jpg".to_owned()], &[]).unwrap()).await
 }

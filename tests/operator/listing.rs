@@ -9,9 +9,9 @@ use futures::{StreamExt, stream};
 use operator::listing::{ListingError, list_into};
 use queue::{File, Listing, Opened, RunQueue};
 use redis::streams::StreamRangeReply;
-use storage::{Bucket, Keys, Lister, Selection, StorageError};
+use storage::{Lister, Selection, StorageError};
 use testbed::{Fault, FaultyS3, Rule};
-use tests::s3::{ACCESS_KEY, SECRET_KEY, TestS3, escape};
+use tests::s3::{TestS3, escape};
 use tests::valkey::{Flavor, TestServer};
 
 const BUCKET: &str = "videos";
@@ -38,18 +38,7 @@ impl Bench {
     }
 
     async fn lister(&self, url: &str) -> Lister {
-        let bucket = Bucket {
-            name: BUCKET.to_owned(),
-            endpoint: Some(storage::parse_endpoint(url).unwrap()),
-            region: None,
-            path_style: true,
-            skip_tls_verify: false,
-            keys: Some(Keys { id: ACCESS_KEY.to_owned().into(), secret: SECRET_KEY.to_owned().into() }),
-            timeout: Duration::from_secs(20),
-            max_attempts: 1,
-            etag_is_md5: true,
-            addresses: None,
-        };
+        let bucket = tests::s3::bucket(url, BUCKET);
         Lister::new(&bucket, "", Selection::new("", &[], &["**/*.tmp".to_owned()]).unwrap()).await
     }
 

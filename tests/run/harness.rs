@@ -6,13 +6,11 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crds::definitions;
 use crds::run_id::RunId;
 use crds::v1alpha1::{Counts, Phase, Pipeline, PipelineRun};
 use futures::TryStreamExt;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -475,20 +473,7 @@ impl Drop for Lab {
 /// Images and CRDs, once.
 async fn prepare(testbed: &Testbed) {
     testbed.load_images(&[Set::Worker, Set::Filters]).unwrap();
-    for crd in definitions::all() {
-        let path = tests::generated::root().join(format!("crds/{}.yaml", crd.spec.names.plural));
-        testbed.apply(&std::fs::read_to_string(path).unwrap()).unwrap();
-    }
-    let api: Api<CustomResourceDefinition> = Api::all(testbed.client());
-    for crd in definitions::all() {
-        let name = crd.metadata.name.unwrap();
-        let established = async || {
-            let crd = api.get(&name).await.doing(|| format!("look at {name}"))?;
-            let conditions = crd.status.and_then(|status| status.conditions).unwrap_or_default();
-            Ok(conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(()))
-        };
-        testbed.eventually(&format!("{name} is served"), Duration::from_secs(30), established).await.unwrap();
-    }
+    tests::crds_on_cluster::install(testbed).await;
 }
 
 async fn watch_runs(api: Api<PipelineRun>, seen: Arc<Mutex<Vec<PipelineRun>>>) {

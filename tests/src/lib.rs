@@ -6,6 +6,7 @@
     reason = "a suite that cannot go on stops, loudly"
 )]
 
+pub mod crds_on_cluster;
 pub mod examples;
 pub mod fake;
 pub mod generated;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use storage::{Bucket, Keys};
 use tempfile::TempDir;
 use testbed::images::{RECIPES, Source};
 use testbed::{Paths, S3};
@@ -83,6 +84,22 @@ pub fn escape(key: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let escaped = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     key.bytes().map(escaped).collect()
+}
+
+/// A bucket of a test server, as operator and claimer see it: asked once, and not for long.
+pub fn bucket(url: &str, name: &str) -> Bucket {
+    Bucket {
+        name: name.to_owned(),
+        endpoint: Some(storage::parse_endpoint(url).unwrap()),
+        region: None,
+        path_style: true,
+        skip_tls_verify: false,
+        keys: Some(Keys { id: ACCESS_KEY.to_owned().into(), secret: SECRET_KEY.to_owned().into() }),
+        timeout: Duration::from_secs(20),
+        max_attempts: 1,
+        etag_is_md5: true,
+        addresses: None,
+    }
 }
 
 async fn serve(folder: &Path, arguments: &[&str]) -> (Child, u16) {

@@ -1,28 +1,16 @@
 //! A bucket with something in it, and the listing of it.
 
 use std::process::Command;
-use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use storage::{AddressGuard, Bucket, Keys, ListedFile, ListedPage, Lister, Selection, StorageError};
-use tests::s3::{ACCESS_KEY, SECRET_KEY, TestS3, escape};
+use storage::{AddressGuard, Bucket, ListedFile, ListedPage, Lister, Selection, StorageError};
+use tests::s3::{TestS3, escape};
 
 pub const BUCKET: &str = "videos";
 
 /// The bucket at an endpoint, with the keys of the test server.
 pub fn bucket(endpoint: &str) -> Bucket {
-    Bucket {
-        name: BUCKET.to_owned(),
-        endpoint: Some(storage::parse_endpoint(endpoint).unwrap()),
-        region: None,
-        path_style: true,
-        skip_tls_verify: false,
-        keys: Some(Keys { id: ACCESS_KEY.to_owned().into(), secret: SECRET_KEY.to_owned().into() }),
-        timeout: Duration::from_secs(20),
-        max_attempts: 2,
-        etag_is_md5: true,
-        addresses: None,
-    }
+    Bucket { max_attempts: 2, ..tests::s3::bucket(endpoint, BUCKET) }
 }
 
 /// A guard that refuses this machine.

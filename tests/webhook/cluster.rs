@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crds::definitions;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
@@ -44,10 +43,7 @@ struct Cluster {
 impl Cluster {
     async fn start(prefix: &str) -> Self {
         let testbed = Testbed::start_or_reuse().await.unwrap();
-        for crd in definitions::all() {
-            let path = root().join(format!("crds/{}.yaml", crd.spec.names.plural));
-            testbed.apply(&fs::read_to_string(path).unwrap()).unwrap();
-        }
+        tests::crds_on_cluster::install(&testbed).await;
         let namespace = testbed.labelled_namespace(prefix, &[("webhook", prefix)]).await.unwrap();
         let configuration = namespace.name.clone();
         Self { testbed, namespace, configuration }

@@ -8,7 +8,7 @@ use crds::run_id::RunId;
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use queue::{RunQueue, WorkerUser};
 use serde_json::json;
@@ -19,7 +19,7 @@ use super::memory::Memory;
 use super::setup;
 use crate::context::Context;
 use crate::error::{Error, chain};
-use crate::names::{self, FINALIZER, MANAGER, RUN_UID_LABEL};
+use crate::names::{self, FINALIZER, MANAGER};
 use crate::world::View;
 
 /// How long a deleted run waits for Valkey.
@@ -82,7 +82,7 @@ async fn remove_workers(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
         }
     }
     let pods: Api<Pod> = ctx.api(run);
-    let ours = ListParams::default().labels(&format!("{RUN_UID_LABEL}={}", run.uid().unwrap_or_default()));
+    let ours = owner::pods(run);
     // At once: nobody waits for what they would still say.
     let at_once = DeleteParams::default().grace_period(0);
     pods.delete_collection(&at_once, &ours)

@@ -8,10 +8,11 @@ use crds::v1alpha1::{Phase, PipelineRun};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use queue::{Closed, Ending, Finished, RunQueue, WorkerUser};
 
+use super::build::owner;
 use super::build::snapshot::Role;
 use super::decide::End;
 use super::memory::Memory;
@@ -19,13 +20,13 @@ use super::status::{self, Outcome, Report};
 use super::{Next, Stop, workers};
 use crate::context::Context;
 use crate::error::{Error, chain};
-use crate::names::{self, RUN_UID_LABEL};
+use crate::names;
 use crate::world::View;
 
 /// How soon to look whether the last pods are gone, should the watch not say so.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Closes the queue. `None` if a file turned up that is not settled.
+/// Closes the queue, unless a file turned up that is not settled.
 pub async fn close(
     ctx: &Context,
     run: &PipelineRun,
@@ -33,7 +34,7 @@ pub async fn close(
     end: End,
     memory: &Memory,
     report: &Report,
-) -> Result<Option<Finished>, Stop> {
+) -> Result<(), Stop> {
     let outcome = Outcome {
         succeeded: end == End::Completed,
         reason: end.as_ref().to_owned(),
@@ -46,9 +47,8 @@ pub async fn close(
     let ending = if end.is_abort() { Ending::Abort { reason: end.as_ref() } } else { Ending::Finish };
     loop {
         match queue.close(ending, &outcome, &ctx.settings.retention).await? {
-            Closed::Closed(finished) => return Ok(Some(finished)),
+            Closed::Closed(_) | Closed::Unfinished { .. } => return Ok(()),
             Closed::More { .. } => {}
-            Closed::Unfinished { .. } => return Ok(None),
         }
     }
 }
@@ -89,11 +89,7 @@ pub async fn finish(
     if remove_unseen(ctx, run, memory).await? {
         return Ok(Next::Within(LOOK_AGAIN));
     }
-    let message = if outcome.reason == End::NoFilesFound.as_ref() {
-        "no file of the bucket matches prefix, include and exclude".to_owned()
-    } else {
-        status::summary(counts)
-    };
+    let message = status::end_in_words(&outcome, counts);
     if let Some(job) = view.job.as_ref().or(memory.job.as_ref().map(|(job, _)| job)).cloned() {
         workers::finish_job(ctx, run, &job, counts, &outcome, &message, memory).await?;
     }
@@ -110,7 +106,7 @@ pub async fn finish(
 /// Pods that the watch has not shown yet: one that was asked for a moment ago, say. Whether there were any.
 async fn remove_unseen(ctx: &Context, run: &PipelineRun, memory: &mut Memory) -> Result<bool, Stop> {
     let pods: Api<Pod> = ctx.api(run);
-    let ours = ListParams::default().labels(&format!("{RUN_UID_LABEL}={}", run.uid().unwrap_or_default()));
+    let ours = owner::pods(run);
     let listed = pods.list_metadata(&ours).await.map_err(Error::kubernetes("list the pods of the run"))?;
     let names: Vec<String> = listed.items.iter().map(ResourceExt::name_any).collect();
     workers::remove_pods(ctx, run, &names, true, memory).await?;
@@ -143,7 +139,7 @@ async fn forget_workers(ctx: &Context, run: &PipelineRun, run_id: &RunId) -> Res
             .get_metadata_opt(&name)
             .await
             .map_err(Error::kubernetes(format!("look for Secret {name}")))?;
-        if found.is_some_and(|found| super::build::owner::owns(run, &found)) {
+        if found.is_some_and(|found| owner::owns(run, &found)) {
             match api.delete(&name, &DeleteParams::default()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 deleted => {

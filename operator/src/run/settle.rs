@@ -8,17 +8,17 @@ use crds::v1alpha1::{FailedFile, PipelineRun};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use queue::{Failure, Fate, RunQueue, Settlement, Verdict};
 
+use super::build::owner;
 use super::limits::Limits;
 use super::memory::Memory;
 use super::{RESYNC, verdict};
 use crate::context::Context;
 use crate::error::Error;
 use crate::metrics::Outcome;
-use crate::names::{CLAIMER, RUN_UID_LABEL};
+use crate::names::CLAIMER;
 use crate::pods::{Stage, WorkerPod};
 
 /// How much longer than its grace period a pod may take to go before its node counts as lost.
@@ -242,8 +242,7 @@ impl Settling<'_> {
         // The watch may be late, but a list is not: a pod that has claimed was there before this was asked.
         if !absent.is_empty() {
             let api: Api<Pod> = self.ctx.api(self.run);
-            let ours = ListParams::default()
-                .labels(&format!("{RUN_UID_LABEL}={}", self.run.uid().unwrap_or_default()));
+            let ours = owner::pods(self.run);
             let listed =
                 api.list_metadata(&ours).await.map_err(Error::kubernetes("list the pods of the run"))?;
             for pod in listed.items {

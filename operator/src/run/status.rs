@@ -5,6 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use queue::{FinalCounts, Stats};
 use serde::{Deserialize, Serialize};
 
+use super::decide::End;
 use crate::error::Obstacle;
 
 /// What is told about a run. What a pass did not find out stays as it was.
@@ -127,9 +128,18 @@ fn progress(counts: Counts) -> String {
 }
 
 /// In words, for conditions, events and the Job.
-pub fn summary(counts: Counts) -> String {
+fn summary(counts: Counts) -> String {
     let Counts { total_files, succeeded, failed, .. } = counts;
     format!("{succeeded} of {total_files} files succeeded, {failed} failed")
+}
+
+/// How a run ended, in words.
+pub fn end_in_words(outcome: &Outcome, counts: Counts) -> String {
+    if outcome.reason == End::NoFilesFound.as_ref() {
+        "no file of the bucket matches prefix, include and exclude".to_owned()
+    } else {
+        summary(counts)
+    }
 }
 
 fn between(start: &Time, end: &Time) -> String {
@@ -154,10 +164,7 @@ fn conditions(
 ) -> Vec<Condition> {
     let doing = doing(phase, report, counts);
     let ended = report.outcome.as_ref();
-    let told = ended.map(|outcome| match outcome.reason.as_str() {
-        "NoFilesFound" => "no file of the bucket matches prefix, include and exclude".to_owned(),
-        _ => summary(counts),
-    });
+    let told = ended.map(|outcome| end_in_words(outcome, counts));
     let told = told.as_deref().unwrap_or_default();
     let obstacle =
         report.obstacle.as_ref().map(|obstacle| (obstacle.reason.as_ref(), obstacle.message.as_str()));

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crds::run_id::RunId;
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::ListParams;
 use kube::{Resource, ResourceExt};
 
 use crate::names::{RUN_LABEL, RUN_NAME_LABEL, RUN_UID_LABEL};
@@ -40,6 +41,11 @@ pub fn labels(run: &PipelineRun, run_id: &RunId) -> BTreeMap<String, String> {
         (RUN_NAME_LABEL.to_owned(), name),
         (RUN_UID_LABEL.to_owned(), run.uid().unwrap_or_default()),
     ])
+}
+
+/// Selects the pods of the run.
+pub fn pods(run: &PipelineRun) -> ListParams {
+    ListParams::default().labels(&format!("{RUN_UID_LABEL}={}", run.uid().unwrap_or_default()))
 }
 
 /// Whether the run, and not one that had its name before, owns this.

@@ -1,0 +1,88 @@
+//! Tells people and tools: one status write per pass, not more often than anybody reads, and an event per new obstacle.
+
+use std::time::{Duration, Instant};
+
+use crds::v1alpha1::{PipelineRun, PipelineRunStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::PostParams;
+use kube::{Api, ResourceExt};
+
+use super::PUBLISH_EVERY;
+use super::memory::Memory;
+use super::status::{self, Report};
+use crate::context::Context;
+use crate::error::{Error, Reason};
+
+/// Writes the status, if there is something to say. Returns when to come back if it is too early to say it.
+pub async fn publish(
+    ctx: &Context,
+    run: &PipelineRun,
+    report: &Report,
+    memory: &mut Memory,
+) -> Result<Option<Duration>, Error> {
+    let mut known = run.clone();
+    if let Some((written, _)) = &memory.published {
+        known.status = Some(written.clone());
+    }
+    warn_once(ctx, run, report, memory);
+    let status = status::build(&known, report, &Time(Timestamp::now()));
+    if known.status.as_ref() == Some(&status) {
+        return Ok(None);
+    }
+    if let Some((written, when)) = &memory.published {
+        let words = |status: &PipelineRunStatus| {
+            status
+                .conditions
+                .iter()
+                .map(|condition| (condition.status.clone(), condition.reason.clone()))
+                .collect::<Vec<_>>()
+        };
+        let urgent = written.phase != status.phase || words(written) != words(&status);
+        if let Some(left) = PUBLISH_EVERY.checked_sub(when.elapsed()).filter(|_| !urgent) {
+            return Ok(Some(left));
+        }
+    }
+    write(ctx, known, &status).await?;
+    memory.published = Some((status, Instant::now()));
+    Ok(None)
+}
+
+/// Optimistic: what others changed meanwhile is read first, and a run that has ended stays ended.
+async fn write(ctx: &Context, mut run: PipelineRun, status: &PipelineRunStatus) -> Result<(), Error> {
+    let api: Api<PipelineRun> = ctx.api(&run);
+    let name = run.name_any();
+    for last in [false, true] {
+        run.status = Some(status.clone());
+        match api.replace_status(&name, &PostParams::default(), &run).await {
+            Ok(_) => return Ok(()),
+            Err(kube::Error::Api(error)) if error.code == 404 => return Ok(()),
+            Err(kube::Error::Api(error)) if error.code == 409 && !last => {
+                let Some(newer) =
+                    api.get_opt(&name).await.map_err(Error::kubernetes("read the run again"))?
+                else {
+                    return Ok(());
+                };
+                if newer.metadata.uid != run.metadata.uid || status::is_finished(&newer) {
+                    return Ok(());
+                }
+                run = newer;
+            }
+            Err(error) => return Err(Error::kubernetes("write the status of the run")(error)),
+        }
+    }
+    Ok(())
+}
+
+/// One event for each new obstacle, however many passes it stays.
+fn warn_once(ctx: &Context, run: &PipelineRun, report: &Report, memory: &mut Memory) {
+    use Reason::{ContainerStartFailed, ImagePullFailed, PodsUnschedulable};
+    let reason = report.obstacle.as_ref().map(|obstacle| obstacle.reason);
+    if let Some(obstacle) = report.obstacle.as_ref().filter(|_| memory.warned != reason) {
+        if matches!(obstacle.reason, ImagePullFailed | ContainerStartFailed | PodsUnschedulable) {
+            ctx.metrics.pod_start_failed(obstacle.reason.as_ref());
+        }
+        ctx.warn(run, obstacle.reason.as_ref(), obstacle.message.clone());
+    }
+    memory.warned = reason;
+}
