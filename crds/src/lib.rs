@@ -4,6 +4,7 @@
 pub mod definitions;
 pub mod names;
 pub mod policy;
+pub mod rights;
 pub mod rules;
 pub mod run_id;
 pub mod v1alpha1;

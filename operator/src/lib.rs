@@ -11,6 +11,7 @@ pub mod metrics;
 mod names;
 mod pipelines;
 mod pods;
+pub mod rights;
 mod run;
 pub mod server;
 mod supervisor;
@@ -156,7 +157,9 @@ async fn work(
 ) -> Result<(), Fatal> {
     let mut waits = ends.clone();
     let prepared = async {
-        check_managed_jobs(&client, &settings.operator_namespace).await?;
+        // Where Jobs will be created: with namespaces to work in there is no right to create any elsewhere.
+        let namespace = settings.namespaces.first().unwrap_or(&settings.operator_namespace);
+        check_managed_jobs(&client, namespace).await?;
         // A replica that waits is as ready as the one that leads.
         ready.store(true, Ordering::Relaxed);
         let election = Election::new(client.clone(), &settings.operator_namespace, LEASE, &settings.identity);

@@ -11,6 +11,11 @@ use ipnet::IpNet;
 use crate::admit::Settings;
 use crate::server::Limits;
 
+/// The Secret with the certificates that the webhook makes, unless told otherwise. Its rights name it too.
+pub const SECRET: &str = "openfilter-webhook-tls";
+/// The webhook configurations that it looks after, unless told otherwise. Its rights name them too.
+pub const CONFIGURATION: &str = "openfilter-webhook";
+
 /// Admission webhook of OpenFilter Pipelines: fills in defaults, refuses what is wrong with a message that says what to
 /// write instead, and enforces PipelinePolicies. Replicas are equal; run as many as you like.
 #[derive(Clone, Debug, Parser)]
@@ -30,7 +35,7 @@ pub struct Args {
     pub cert_dir: Option<PathBuf>,
 
     /// Namespace the webhook runs in; its certificates are kept there.
-    #[arg(long, env = "POD_NAMESPACE", default_value = "openfilter")]
+    #[arg(long, env = "POD_NAMESPACE", default_value = "openfilter-system")]
     pub namespace: String,
 
     /// Service by which the API server calls; the certificate is made for it.
@@ -42,11 +47,11 @@ pub struct Args {
     pub names: Vec<String>,
 
     /// Secret that holds the certificates the webhook makes.
-    #[arg(long, env = "WEBHOOK_CERT_SECRET", default_value = "openfilter-webhook-tls")]
+    #[arg(long, env = "WEBHOOK_CERT_SECRET", default_value = SECRET)]
     pub cert_secret: String,
 
     /// Name of the Validating- and MutatingWebhookConfiguration whose caBundle is kept up to date.
-    #[arg(long, env = "WEBHOOK_CONFIGURATION", default_value = "openfilter-webhook")]
+    #[arg(long, env = "WEBHOOK_CONFIGURATION", default_value = CONFIGURATION)]
     pub configuration: String,
 
     /// Network that endpoints may be in although it is loopback, link-local or metadata, for example 127.0.0.0/8.

@@ -9,6 +9,7 @@ pub mod health;
 mod live;
 pub mod metrics;
 pub mod review;
+pub mod rights;
 pub mod server;
 mod status;
 pub mod tls;
@@ -67,7 +68,9 @@ pub enum Error {
 /// Serves until it is told to stop.
 pub async fn run(args: Args) -> Result<(), Error> {
     let filter = EnvFilter::try_new(&args.log).map_err(|error| Error::Log(args.log.clone(), error))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let log =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr);
     // A second subscriber is refused, which is fine: somebody logs already.
     let _ = if args.log_json { log.json().try_init() } else { log.try_init() };
 

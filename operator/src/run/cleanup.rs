@@ -25,7 +25,7 @@ use crate::world::View;
 /// How long a deleted run waits for Valkey.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What is still to be removed from Valkey: one entry per run, `<uid>: <key of its stream>`.
-const NOTES: &str = "openfilter-operator-cleanup";
+pub const NOTES: &str = "openfilter-operator-cleanup";
 
 /// Marks the run, so that it is not gone before [`finalize`] was there.
 pub async fn add_finalizer(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {

@@ -34,6 +34,7 @@ use crate::names::FINALIZER;
 use crate::world::{Uid, View};
 use build::pod::Recipe;
 use build::snapshot::Snapshot;
+pub use cleanup::NOTES;
 use decide::{Plan, Seen};
 use limits::Limits;
 use listing::ListingTask;

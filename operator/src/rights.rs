@@ -1,0 +1,95 @@
+//! What the operator may do in Kubernetes: every call that it makes, and nothing else. `make gen` makes RBAC of it.
+
+use crds::rights::{GROUP, Place, Right, Role};
+
+use crate::LEASE;
+use crate::run::NOTES;
+
+const ACCOUNT: &str = "openfilter-operator";
+
+/// The roles of the operator.
+pub const ROLES: &[Role] = &[
+    Role {
+        name: "openfilter-operator-tenants",
+        place: Place::Tenants,
+        account: ACCOUNT,
+        why: "What the operator does in the namespaces of users.",
+        rights: &[
+            Right::to(GROUP, "pipelines", &["list", "watch"], "follow what runs refer to"),
+            Right::to(
+                GROUP,
+                "pipelines/status",
+                &["update"],
+                "say whether a Pipeline is valid and has its keys",
+            ),
+            Right::to(GROUP, "referencegrants", &["list", "watch"], "know which references are permitted"),
+            Right::to(
+                GROUP,
+                "pipelineruns",
+                &["get", "list", "watch", "patch"],
+                "follow runs, and set and remove their finalizer",
+            ),
+            Right::to(GROUP, "pipelineruns/status", &["update"], "say how a run gets on"),
+            Right::to(
+                GROUP,
+                "pipelineruns/finalizers",
+                &["update"],
+                "own Job, Secrets and snapshot with blockOwnerDeletion, where the cluster asks for this right",
+            ),
+            Right::to(
+                "batch",
+                "jobs",
+                &["get", "list", "watch", "create", "patch", "delete"],
+                "one Job per run: create it, change its parallelism, remove it with the run",
+            ),
+            Right::to(
+                "batch",
+                "jobs/status",
+                &["patch"],
+                "the operator manages its Jobs (managedBy), so it counts",
+            ),
+            Right::to(
+                "batch",
+                "jobs/finalizers",
+                &["update"],
+                "own pods with blockOwnerDeletion, where the cluster asks for this right",
+            ),
+            Right::to(
+                "",
+                "pods",
+                &["list", "watch", "create", "delete", "deletecollection"],
+                "one pod per file: create it, see how it ends, remove it",
+            ),
+            Right::to(
+                "apps",
+                "controllerrevisions",
+                &["get", "create"],
+                "keep the Pipeline as it was when a run started",
+            ),
+            Right::to(
+                "",
+                "secrets",
+                &["get", "create", "patch", "delete"],
+                "read keys of buckets by name; make and remove the Secrets of a run's workers. Never listed or watched",
+            ),
+            Right::to("events.k8s.io", "events", &["create", "patch"], "tell people what happened"),
+        ],
+    },
+    Role {
+        name: "openfilter-operator",
+        place: Place::Own,
+        account: ACCOUNT,
+        why: "What the operator keeps for itself.",
+        rights: &[
+            Right::to("coordination.k8s.io", "leases", &["create"], "found the election of a leader"),
+            Right::to("coordination.k8s.io", "leases", &["get", "update"], "take part in it").named(&[LEASE]),
+            Right::to(
+                "",
+                "configmaps",
+                &["get", "create", "patch"],
+                "note what is still to be removed from a Valkey that is away",
+            )
+            .named(&[NOTES]),
+        ],
+    },
+];

@@ -1,0 +1,80 @@
+//! What the webhook may do in Kubernetes: every call that it makes, and nothing else. `make gen` makes RBAC of it.
+
+use crds::rights::{GROUP, Place, Right, Role};
+
+use crate::args::{CONFIGURATION, SECRET};
+
+const ACCOUNT: &str = "openfilter-webhook";
+const ADMISSION: &str = "admissionregistration.k8s.io";
+
+/// The roles of the webhook.
+pub const ROLES: &[Role] = &[
+    Role {
+        name: "openfilter-webhook",
+        place: Place::Cluster,
+        account: ACCOUNT,
+        why: "What the webhook knows of the cluster when it judges an object.",
+        rights: &[
+            Right::to(GROUP, "pipelines", &["list", "watch"], "judge runs by their Pipeline"),
+            Right::to(
+                GROUP,
+                "pipelineruns",
+                &["list", "watch"],
+                "find a runId that is taken, and runs that are affected",
+            ),
+            Right::to(GROUP, "referencegrants", &["list", "watch"], "know which references are permitted"),
+            Right::to(GROUP, "pipelinepolicies", &["list", "watch"], "enforce policies"),
+            Right::to(GROUP, "pipelinepolicies/status", &["patch"], "say whether a policy is in force"),
+            Right::to(
+                "",
+                "namespaces",
+                &["get", "list", "watch"],
+                "select namespaces by their labels; metadata only",
+            ),
+        ],
+    },
+    Role {
+        name: "openfilter-webhook-tenants",
+        place: Place::Tenants,
+        account: ACCOUNT,
+        why: "What the webhook looks up in the namespaces of users.",
+        rights: &[Right::to(
+            "",
+            "secrets",
+            &["get"],
+            "see that a Pipeline's Secret is there and has its keys. Never listed or watched",
+        )],
+    },
+    Role {
+        name: "openfilter-webhook-trust",
+        place: Place::Cluster,
+        account: ACCOUNT,
+        why: "Only where the webhook makes its certificates itself: whom the API server trusts.",
+        rights: &[
+            Right::to(
+                ADMISSION,
+                "validatingwebhookconfigurations",
+                &["get", "patch"],
+                "keep caBundle up to date",
+            )
+            .named(&[CONFIGURATION]),
+            Right::to(
+                ADMISSION,
+                "mutatingwebhookconfigurations",
+                &["get", "patch"],
+                "keep caBundle up to date",
+            )
+            .named(&[CONFIGURATION]),
+        ],
+    },
+    Role {
+        name: "openfilter-webhook-certificates",
+        place: Place::Own,
+        account: ACCOUNT,
+        why: "Only where the webhook makes its certificates itself: the Secret that all replicas share.",
+        rights: &[
+            Right::to("", "secrets", &["create"], "store the first certificates"),
+            Right::to("", "secrets", &["get", "update"], "take up and renew them").named(&[SECRET]),
+        ],
+    },
+];
