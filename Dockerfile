@@ -5,9 +5,9 @@ FROM rust:1.95-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends cmake && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked -p claimer -p webhook
+RUN cargo build --release --locked --workspace --bin claimer --bin operator --bin webhook
 # Each image holds the program, the libraries it is linked to, the world's certificate authorities, and a user to run as.
-RUN for name in claimer webhook; do \
+RUN for name in claimer operator webhook; do \
       root=/images/$name && mkdir -p $root/etc/ssl/certs $root/tmp && chmod 1777 $root/tmp && cp target/release/$name $root/ && \
       ldd $root/$name | grep -o '/[^ ]*' | xargs -I{} cp --parents -L {} $root && \
       cp /etc/ssl/certs/ca-certificates.crt $root/etc/ssl/certs/ && \
@@ -25,6 +25,16 @@ LABEL org.opencontainers.image.version="0.1.0"
 LABEL org.opencontainers.image.licenses="Apache-2.0"
 USER 65532:65532
 ENTRYPOINT ["/claimer"]
+
+FROM scratch AS operator
+COPY --from=build /images/operator/ /
+ENV PATH=/usr/local/bin:/usr/bin:/bin
+LABEL org.opencontainers.image.title="operator"
+LABEL org.opencontainers.image.description="Lists buckets, queues their files, runs one Job per run, and accounts for every file"
+LABEL org.opencontainers.image.version="0.1.0"
+LABEL org.opencontainers.image.licenses="Apache-2.0"
+USER 65532:65532
+ENTRYPOINT ["/operator"]
 
 FROM scratch AS webhook
 COPY --from=build /images/webhook/ /

@@ -129,6 +129,15 @@ pub const RECIPES: &[Recipe] = &[
         set: Set::Worker,
     },
     Recipe {
+        name: "operator",
+        source: Source::Cargo,
+        program: "/operator",
+        arguments: &[],
+        certificates: true,
+        description: "Lists buckets, queues their files, runs one Job per run, and accounts for every file",
+        set: Set::Product,
+    },
+    Recipe {
         name: "webhook",
         source: Source::Cargo,
         program: "/webhook",
@@ -268,12 +277,13 @@ fn version(archive: &Path) -> Result<String> {
     Ok(format!("{} {} {}.{:09}", found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
 }
 
-/// The release build of a package's binary.
+/// The release build of a package's binary. Of the whole workspace, so that features are the same for all binaries and
+/// their dependencies are compiled once.
 fn cargo_binary(paths: &Paths, package: &str) -> Result<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut build = Command::new(cargo);
     build
-        .args(["build", "--release", "--locked", "--message-format=json", "-p", package])
+        .args(["build", "--release", "--locked", "--workspace", "--bin", package, "--message-format=json"])
         .current_dir(&paths.root);
     let printed = command::finish(&format!("build {package}"), &mut build)?;
     let messages = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
