@@ -39,6 +39,7 @@ test-cluster: packages ## the suites that need a real Kubernetes (part of `make 
 	cargo test --workspace --locked --test api -- --ignored
 	cargo test --workspace --locked --test run -- --ignored --test-threads 4
 	cargo test --workspace --locked --test operator -- --ignored
+	cargo test --workspace --locked --test deploy -- --ignored
 	cargo test --workspace --locked --test down -- --ignored --nocapture
 
 .PHONY: test-fast
@@ -64,7 +65,7 @@ $(CARGO_DENY)/bin/cargo-deny:
 	mv '$(CARGO_DENY).part' '$(CARGO_DENY)'
 
 .PHONY: gen
-gen: ## regenerate what is generated from the code: CRDs, docs/rules.md, docs/metrics.md
+gen: ## regenerate what is generated from the code: CRDs, RBAC, docs/rules.md, docs/rbac.md, docs/metrics.md
 	cargo run --quiet --locked -p tests --bin gen
 
 .PHONY: bench

@@ -1,0 +1,175 @@
+//! kubectl, what kustomize builds, and a deployment that only one test has at a time.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testbed::Testbed;
+use testbed::images::Set;
+use testbed::services::{S3_IP_URL, Services};
+use tests::generated::root;
+use tokio::sync::{Mutex, MutexGuard};
+
+/// How long anything may take on a busy machine.
+pub const LONG: Duration = Duration::from_secs(240);
+/// The namespace of the deployment.
+pub const SYSTEM: &str = "openfilter-system";
+
+/// There is one namespace of the deployment, one set of CRDs.
+static ONE: Mutex<()> = Mutex::const_new(());
+
+/// A cluster to deploy to. Tests take turns.
+pub struct Cluster {
+    pub testbed: Testbed,
+    pub services: Services,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Cluster {
+    pub async fn start() -> Self {
+        let turn = ONE.lock().await;
+        let testbed = Testbed::with_nodes(2).await.unwrap();
+        let services = testbed.services().await.unwrap();
+        testbed.load_images(&[Set::Worker, Set::Product, Set::Filters]).unwrap();
+        let cluster = Self { testbed, services, _turn: turn };
+        // What a test that failed has left would be taken for our own.
+        let dev = root().join("kustomize/overlays/dev");
+        let words =
+            ["delete", "--ignore-not-found", "--selector=app.kubernetes.io/component!=api", "--kustomize"];
+        cluster.kubectl(&[&words[..], &[dev.to_str().unwrap()]].concat());
+        cluster
+    }
+
+    /// What kubectl prints, or why it failed.
+    pub fn try_kubectl(&self, words: &[&str]) -> Result<String, String> {
+        kubectl(&self.testbed, words, None)
+    }
+
+    /// What kubectl prints.
+    pub fn kubectl(&self, words: &[&str]) -> String {
+        self.try_kubectl(words).unwrap_or_else(|error| panic!("kubectl {}: {error}", words.join(" ")))
+    }
+
+    /// Applies objects, as `kubectl apply -f -`; further words come after.
+    pub fn apply(&self, objects: &[Value], words: &[&str]) -> Result<String, String> {
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+        let words = [&["apply", "--server-side", "--filename=-"], words].concat();
+        kubectl(&self.testbed, &words, Some(&list))
+    }
+
+    /// As docs/install.md says, and waits until everything runs.
+    pub fn install(&self, folder: &str) {
+        let folder = root().join(folder);
+        self.kubectl(&["apply", "--server-side", "--kustomize", folder.to_str().unwrap()]);
+        for workload in [
+            "statefulset/openfilter-valkey",
+            "deployment/openfilter-operator",
+            "deployment/openfilter-webhook",
+        ] {
+            self.kubectl(&["-n", SYSTEM, "rollout", "status", workload, "--timeout=240s"]);
+        }
+    }
+
+    /// A bucket with files, and a namespace's Secret, Pipeline and first run, as a user writes them.
+    pub async fn prepare_user(&self, namespace: &str, files: usize) {
+        let s3 = &self.services.s3;
+        s3.make_bucket(namespace).await.unwrap();
+        for number in 0..files {
+            s3.put(namespace, &format!("in/{number}"), "copy").await.unwrap();
+        }
+        let (id, secret) = s3.keys();
+        let keys = json!({"apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "keys", "namespace": namespace},
+            "stringData": {"accessKeyId": id, "secretAccessKey": secret}});
+        self.apply(&[keys], &[]).unwrap();
+    }
+
+    /// Waits until a run is as `jsonpath` of `kubectl wait --for` says.
+    pub fn wait_for(&self, namespace: &str, run: &str, what: &str) {
+        let (what, run) = (format!("--for={what}"), format!("pipelinerun/{run}"));
+        let waited = self.try_kubectl(&["-n", namespace, "wait", &what, &run, "--timeout=240s"]);
+        waited.unwrap_or_else(|error| {
+            let shown =
+                self.kubectl(&["-n", namespace, "get", "pipelineruns,jobs,pods,events", "-o", "wide"]);
+            panic!("{error}\n{shown}\n{}", self.logs("openfilter-operator"))
+        });
+    }
+
+    /// What all replicas of a program have said.
+    pub fn logs(&self, name: &str) -> String {
+        let selector = format!("app.kubernetes.io/name={name}");
+        self.kubectl(&["-n", SYSTEM, "logs", "--selector", &selector, "--tail=-1", "--prefix"])
+    }
+
+    /// A program that was refused something has too few rights.
+    pub fn assert_nothing_was_forbidden(&self, programs: &[&str]) {
+        for program in programs {
+            let log = self.logs(program);
+            assert!(!log.is_empty(), "{program} has said nothing at all");
+            let refused: Vec<&str> =
+                log.lines().filter(|line| line.to_lowercase().contains("forbidden")).collect();
+            assert!(refused.is_empty(), "{program} was refused:\n{}", refused.join("\n"));
+        }
+    }
+
+    /// Waits until something is so.
+    pub async fn eventually(&self, what: &str, mut so: impl FnMut() -> bool) {
+        let probe = async || testbed::Result::Ok(so().then_some(()));
+        self.testbed.eventually(what, LONG, probe).await.unwrap();
+    }
+}
+
+/// A Pipeline that copies `in/` to `out/`, and a run of it.
+pub fn pipeline(namespace: &str) -> Value {
+    let bucket = |prefix: &str| {
+        json!({"name": namespace, "prefix": prefix, "endpoint": S3_IP_URL, "usePathStyle": true,
+            "credentialsSecret": {"name": "keys"}})
+    };
+    let filter = json!({"name": "copy", "image": testbed::images::reference("probe"), "args": ["obey"],
+        "imagePullPolicy": "Never"});
+    json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "Pipeline",
+        "metadata": {"name": "copy", "namespace": namespace},
+        "spec": {"source": {"bucket": bucket("in/")}, "filters": [filter], "sink": {"bucket": bucket("out/")}}})
+}
+
+/// A run of that Pipeline.
+pub fn run(namespace: &str, name: &str) -> Value {
+    json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelineRun",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"pipelineRef": {"name": "copy"}, "execution": {"parallelism": 2}}})
+}
+
+/// The objects that kustomize builds of a folder of the project.
+pub fn build(testbed: &Testbed, folder: &Path) -> Vec<Value> {
+    let built = kubectl(testbed, &["kustomize", folder.to_str().unwrap()], None);
+    let built = built.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    serde_saphyr::from_multiple(&built).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+}
+
+/// A text of an object, by its pointer.
+pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn kubectl(testbed: &Testbed, words: &[&str], input: Option<&str>) -> Result<String, String> {
+    let paths = testbed.paths();
+    let mut child = Command::new(paths.bin("kubectl"))
+        .arg(format!("--kubeconfig={}", paths.kubeconfig().display()))
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Dropped at once, so that it has an end. A kubectl that ends without reading says why by itself.
+    let _ = child.stdin.take().unwrap().write_all(input.unwrap_or_default().as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stderr) + &text(&output.stdout))
+    }
+}

@@ -1,0 +1,200 @@
+//! From nothing to a run and back to nothing: docs/install.md, followed on a real cluster.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use tests::generated::root;
+
+use crate::harness::{Cluster, SYSTEM, build, pipeline, run, text};
+use crate::manifests::overlay;
+
+/// Kinds whose operators are not on the testbed.
+const FOREIGN: [&str; 2] = ["cert-manager.io/", "monitoring.coreos.com/"];
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "starts a cluster, which needs root: make test"]
+async fn dev_is_installed_runs_a_pipeline_and_goes_without_what_users_have() {
+    let cluster = Cluster::start().await;
+    every_overlay_is_valid_to_the_api_server(&cluster);
+
+    cluster.install("kustomize/overlays/dev");
+    what_is_applied_again_changes_nothing(&cluster).await;
+    policies_are_judged_by_the_webhook(&cluster);
+
+    let restricted = [("pod-security.kubernetes.io/enforce", "restricted")];
+    let user = cluster.testbed.labelled_namespace("user", &restricted).await.unwrap();
+    cluster.prepare_user(&user.name, 3).await;
+    mistakes_are_refused_with_a_message(&cluster, &user.name).await;
+    cluster.apply(&[run(&user.name, "first")], &[]).unwrap();
+    cluster.wait_for(&user.name, "first", "condition=Succeeded");
+    let shown =
+        cluster.kubectl(&["-n", &user.name, "get", "plr", "first", "-o", "jsonpath={.status.counts}"]);
+    let counts: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!((&counts["totalFiles"], &counts["succeeded"]), (&json!(3), &json!(3)), "{shown}");
+
+    people_have_the_rights_of_their_roles(&cluster, &user.name).await;
+    a_running_run_is_changed_and_deleted(&cluster, &user.name).await;
+    a_run_is_deleted_while_valkey_is_away(&cluster, &user.name).await;
+    cluster.assert_nothing_was_forbidden(&["openfilter-operator", "openfilter-webhook"]);
+
+    // The order that docs/install.md gives: runs while their operator is there, then everything else.
+    cluster.kubectl(&["delete", "pipelineruns", "--all", "--all-namespaces", "--timeout=120s"]);
+    let dev = overlay("dev");
+    cluster.kubectl(&["delete", "--kustomize", dev.to_str().unwrap(), "--timeout=180s"]);
+    nothing_of_ours_is_left(&cluster);
+    users_have_what_is_theirs(&cluster, &user.name).await;
+}
+
+fn every_overlay_is_valid_to_the_api_server(cluster: &Cluster) {
+    cluster.kubectl(&["apply", "--server-side", "--kustomize", root().join("crds").to_str().unwrap()]);
+    let ours = "--selector=app.kubernetes.io/part-of=openfilter";
+    cluster.kubectl(&["wait", "--for=condition=Established", "crd", ours, "--timeout=60s"]);
+    for name in ["dev", "staging", "prod"] {
+        let (foreign, known): (Vec<Value>, Vec<Value>) = build(&cluster.testbed, &overlay(name))
+            .into_iter()
+            .partition(|object| FOREIGN.iter().any(|group| text(object, "/apiVersion").starts_with(group)));
+        assert_eq!(foreign.is_empty(), name == "dev", "{name}");
+        // A dry run creates no namespace for the rest to be in.
+        let namespace = known.iter().find(|object| object["kind"] == "Namespace").unwrap();
+        cluster.apply(std::slice::from_ref(namespace), &[]).unwrap();
+        let tried = cluster.apply(&known, &["--dry-run=server", "--validate=strict"]);
+        let tried = tried.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(
+            tried.lines().filter(|line| line.contains("dry run")).count(),
+            known.len(),
+            "{name}: {tried}"
+        );
+    }
+}
+
+/// What the webhook wrote meanwhile (`caBundle`) is not undone, and is no difference either.
+async fn what_is_applied_again_changes_nothing(cluster: &Cluster) {
+    let bundle = || {
+        let path = "jsonpath={.webhooks[*].clientConfig.caBundle}";
+        let kinds = ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"];
+        kinds.map(|kind| cluster.kubectl(&["get", kind, "openfilter-webhook", "-o", path]))
+    };
+    cluster
+        .eventually("the API server trusts the webhook", || bundle().iter().all(|text| !text.is_empty()))
+        .await;
+    let before = bundle();
+    let dev = overlay("dev");
+    // Ends with 1 if there is a difference.
+    cluster.kubectl(&["diff", "--server-side", "--kustomize", dev.to_str().unwrap()]);
+    cluster.kubectl(&["apply", "--server-side", "--kustomize", dev.to_str().unwrap()]);
+    assert_eq!(bundle(), before);
+}
+
+fn policies_are_judged_by_the_webhook(cluster: &Cluster) {
+    for name in ["staging", "prod"] {
+        let mut policies = build(&cluster.testbed, &overlay(name));
+        policies.retain(|object| object["kind"] == "PipelinePolicy");
+        cluster.apply(&policies, &["--dry-run=server"]).unwrap_or_else(|error| panic!("{name}: {error}"));
+        policies[0]["spec"]["rules"] =
+            json!([{"name": "typo", "message": "m", "cel": "objekt.spec != null"}]);
+        let refused = cluster.apply(&policies[..1], &["--dry-run=server"]).unwrap_err();
+        assert!(refused.contains("admission webhook \"pipelinepolicies.validate."), "{refused}");
+    }
+}
+
+async fn mistakes_are_refused_with_a_message(cluster: &Cluster, namespace: &str) {
+    let mut keyless = pipeline(namespace);
+    keyless["spec"]["source"]["bucket"]["credentialsSecret"]["name"] = json!("no-such-keys");
+    let refused = cluster.apply(&[keyless], &[]).unwrap_err();
+    assert!(refused.contains("no-such-keys\" does not exist; create it first"), "{refused}");
+    cluster.apply(&[pipeline(namespace)], &[]).unwrap();
+    let mut outside = run(namespace, "outside");
+    outside["spec"]["source"] = json!({"prefix": "elsewhere/"});
+    // Each replica learns of the Pipeline by its own watch.
+    let refused =
+        || cluster.apply(std::slice::from_ref(&outside), &["--dry-run=server"]).err().unwrap_or_default();
+    cluster.eventually("the run is held against its Pipeline", || refused().contains("[run-prefix]")).await;
+}
+
+async fn people_have_the_rights_of_their_roles(cluster: &Cluster, namespace: &str) {
+    for role in ["view", "edit", "admin"] {
+        let (cluster_role, user) = (format!("--clusterrole={role}"), format!("--user=test-{role}"));
+        cluster.kubectl(&[
+            "-n",
+            namespace,
+            "create",
+            "rolebinding",
+            &format!("test-{role}"),
+            &cluster_role,
+            &user,
+        ]);
+    }
+    let may = |role: &str, verb: &str, resource: &str| {
+        let user = format!("--as=test-{role}");
+        cluster.try_kubectl(&["-n", namespace, "auth", "can-i", verb, resource, &user]).is_ok()
+    };
+    // Controllers add our rights to those of the roles that every cluster has.
+    cluster.eventually("view may see runs", || may("view", "list", "pipelineruns")).await;
+    cluster.eventually("edit may start runs", || may("edit", "create", "pipelineruns")).await;
+    cluster.eventually("admin may grant", || may("admin", "create", "referencegrants")).await;
+    assert!(!may("view", "create", "pipelineruns") && !may("edit", "create", "referencegrants"));
+    assert!(may("admin", "delete", "pipelines") && !may("admin", "create", "pipelinepolicies"));
+}
+
+/// Rights that a run without events never uses.
+async fn a_running_run_is_changed_and_deleted(cluster: &Cluster, namespace: &str) {
+    cluster.services.s3.put(namespace, "in/slow", "sleep 600").await.unwrap();
+    cluster.apply(&[run(namespace, "slow")], &[]).unwrap();
+    cluster.wait_for(namespace, "slow", "jsonpath={.status.counts.running}=1");
+    cluster.kubectl(&[
+        "-n",
+        namespace,
+        "patch",
+        "plr",
+        "slow",
+        "--type=merge",
+        "--patch",
+        r#"{"spec":{"execution":{"parallelism":1}}}"#,
+    ]);
+    let job = ["-n", namespace, "get", "job", "slow-job", "-o", "jsonpath={.spec.parallelism}"];
+    cluster.eventually("the Job has the new parallelism", || cluster.kubectl(&job) == "1").await;
+    cluster.kubectl(&["-n", namespace, "delete", "plr", "slow", "--timeout=60s"]);
+    let pods = ["-n", namespace, "get", "pods", "-l", "filter.plainsight.ai/pipelinerun=slow", "-o", "name"];
+    cluster.eventually("its pods are gone", || cluster.kubectl(&pods).is_empty()).await;
+}
+
+/// What cannot be removed from Valkey is written down in the operator's namespace, and done later.
+async fn a_run_is_deleted_while_valkey_is_away(cluster: &Cluster, namespace: &str) {
+    let scale = |replicas: &str| {
+        cluster.kubectl(&["-n", SYSTEM, "scale", "statefulset/openfilter-valkey", "--replicas", replicas]);
+    };
+    scale("0");
+    let valkey =
+        ["-n", SYSTEM, "get", "pods", "-l", "app.kubernetes.io/name=openfilter-valkey", "-o", "name"];
+    cluster.eventually("Valkey is away", || cluster.kubectl(&valkey).is_empty()).await;
+    cluster.kubectl(&["-n", namespace, "delete", "plr", "first", "--timeout=120s"]);
+    let note = ["-n", SYSTEM, "get", "configmap", "openfilter-operator-cleanup", "-o", "jsonpath={.data}"];
+    assert!(cluster.kubectl(&note).contains("pr:"), "what is left to do is written down");
+    scale("1");
+    cluster.eventually("what was left is done", || !cluster.kubectl(&note).contains("pr:")).await;
+}
+
+fn nothing_of_ours_is_left(cluster: &Cluster) {
+    let kinds = "namespaces,crds,clusterroles,clusterrolebindings,validatingwebhookconfigurations,mutatingwebhookconfigurations";
+    let left = cluster.kubectl(&["get", kinds, "-o", "name"]);
+    let ours: Vec<&str> = left
+        .lines()
+        .filter(|name| name.contains("openfilter") || name.contains("filter.plainsight.ai"))
+        .collect();
+    assert_eq!(ours, Vec::<&str>::new());
+}
+
+async fn users_have_what_is_theirs(cluster: &Cluster, namespace: &str) {
+    let left =
+        cluster.kubectl(&["-n", namespace, "get", "secrets,jobs,pods,controllerrevisions", "-o", "name"]);
+    assert_eq!(
+        left.lines().collect::<BTreeSet<_>>(),
+        ["secret/keys"].into(),
+        "the user's, and nothing of the runs"
+    );
+    for number in 0..3 {
+        for key in [format!("in/{number}"), format!("out/{number}/copy")] {
+            cluster.services.s3.get(namespace, &key).await.unwrap_or_else(|error| panic!("{key}: {error}"));
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! The deployment: what kustomize builds, and what becomes of it on a real cluster. All of it needs the kubectl of the
+//! testbed, so all of it is ignored where there is no root.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod admission;
+mod harness;
+mod lifecycle;
+mod manifests;
+mod namespaced;
