@@ -34,6 +34,7 @@ async fn dev_is_installed_runs_a_pipeline_and_goes_without_what_users_have() {
 
     people_have_the_rights_of_their_roles(&cluster, &user.name).await;
     a_running_run_is_changed_and_deleted(&cluster, &user.name).await;
+    without_the_webhook_nothing_is_created_and_everything_can_go(&cluster, &user.name).await;
     a_run_is_deleted_while_valkey_is_away(&cluster, &user.name).await;
     cluster.assert_nothing_was_forbidden(&["openfilter-operator", "openfilter-webhook"]);
 
@@ -156,6 +157,32 @@ async fn a_running_run_is_changed_and_deleted(cluster: &Cluster, namespace: &str
     cluster.kubectl(&["-n", namespace, "delete", "plr", "slow", "--timeout=60s"]);
     let pods = ["-n", namespace, "get", "pods", "-l", "filter.plainsight.ai/pipelinerun=slow", "-o", "name"];
     cluster.eventually("its pods are gone", || cluster.kubectl(&pods).is_empty()).await;
+}
+
+/// What the conditions and rules of base/admission.yaml are for.
+async fn without_the_webhook_nothing_is_created_and_everything_can_go(cluster: &Cluster, namespace: &str) {
+    let short = |name: &str| {
+        let mut run = run(namespace, name);
+        run["spec"]["source"] = json!({"prefix": "in/0"});
+        run
+    };
+    cluster.apply(&[short("short")], &[]).unwrap();
+    cluster.wait_for(namespace, "short", "condition=Succeeded");
+    let scale = |replicas: &str| {
+        cluster.kubectl(&["-n", SYSTEM, "scale", "deployment/openfilter-webhook", "--replicas", replicas]);
+    };
+    cluster.assert_nothing_was_forbidden(&["openfilter-webhook"]);
+    scale("0");
+    let pods = ["-n", SYSTEM, "get", "pods", "-l", "app.kubernetes.io/name=openfilter-webhook", "-o", "name"];
+    cluster.eventually("the webhook is away", || cluster.kubectl(&pods).is_empty()).await;
+    let refused = cluster.apply(&[short("late")], &[]).unwrap_err();
+    assert!(refused.contains("failed calling webhook"), "{refused}");
+    // As a GitOps engine does all day.
+    cluster.apply(&[pipeline(namespace)], &[]).unwrap();
+    // The finalizer is removed by a change of an object that is on its way out.
+    cluster.kubectl(&["-n", namespace, "delete", "plr", "short", "--timeout=60s"]);
+    scale("2");
+    cluster.kubectl(&["-n", SYSTEM, "rollout", "status", "deployment/openfilter-webhook", "--timeout=120s"]);
 }
 
 /// What cannot be removed from Valkey is written down in the operator's namespace, and done later.
