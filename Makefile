@@ -23,6 +23,15 @@ PACKAGES := build-essential cmake util-linux valkey-server redis-server
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# cargo says what it does only while there is much to do.
+.PHONY: demo
+demo: packages room ## see a pipeline run, on a cluster on this machine; DOWN=1 removes everything again
+	@if [ -x "$$CARGO_TARGET_DIR/debug/demo" ]; then quiet=--quiet; else
+	  echo "building the demo itself first: about 4 minutes, once per checkout"
+	  quiet=
+	fi
+	cargo run $$quiet --locked -p demo -- $(if $(DOWN),--down)
+
 .PHONY: test
 test: packages room lint deny test-machine test-cluster ## all tests
 
@@ -40,6 +49,7 @@ test-cluster: packages ## the suites that need a real Kubernetes (part of `make 
 	cargo test --workspace --locked --test run -- --ignored --test-threads 4
 	cargo test --workspace --locked --test operator -- --ignored
 	cargo test --workspace --locked --test deploy -- --ignored
+	cargo test --workspace --locked --test demo -- --ignored
 	cargo test --workspace --locked --test down -- --ignored --nocapture
 
 .PHONY: test-fast

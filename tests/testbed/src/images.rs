@@ -156,6 +156,15 @@ pub const RECIPES: &[Recipe] = &[
         set: Set::Filters,
     },
     Recipe {
+        name: "annotate",
+        source: Source::Cargo,
+        program: "/annotate",
+        arguments: &[],
+        certificates: false,
+        description: "A sample filter: frames an image and writes its name and its colours below it",
+        set: Set::Filters,
+    },
+    Recipe {
         name: "probe",
         source: Source::Cargo,
         program: "/probe",

@@ -1,0 +1,172 @@
+//! Operator, webhook and Valkey: applied, awaited, and taken away again.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{Result, cluster::Cluster, kubectl::Kubectl, step};
+
+/// Where everything of the product is.
+pub const NAMESPACE: &str = "openfilter-system";
+/// The namespace of `examples/demo`.
+pub const DEMO_NAMESPACE: &str = "openfilter-demo";
+const OVERLAY: &str = "kustomize/overlays/dev";
+/// On the namespace: the demo deployed this, and so may remove it.
+const MARK: &str = "openfilter.demo/deployed";
+/// Images may have to be pulled.
+const ROLLOUT_TIMEOUT: &str = "180s";
+/// A webhook that is Ready is known to the API server a moment later.
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Deploys everything, unless a cluster of somebody else's has it already.
+pub fn deploy(cluster: &Cluster) -> Result<()> {
+    step("Operator, admission webhook and Valkey");
+    let kubectl = &cluster.kubectl;
+    if cluster.is_foreign() && is_installed(kubectl) && !is_ours(kubectl) {
+        println!("OpenFilter Pipelines is installed here already: it is used as it is.");
+        return Ok(());
+    }
+    // Forced, because the demo's word about its own deployment is the last one, whoever changed it by hand.
+    let apply = ["apply", "--server-side", "--force-conflicts"];
+    let show = |words: &[&str]| shorten(kubectl, &[&apply[..], words].concat());
+    if cluster.is_foreign() {
+        let rendered = cluster.adapt(&kubectl.ask(&["kustomize", OVERLAY])?);
+        show(&["-f", &cluster.write_copy("openfilter.yaml", &rendered)?])?;
+    } else {
+        show(&["-k", OVERLAY])?;
+    }
+    kubectl.ask(&["label", "--overwrite", "namespace", NAMESPACE, &format!("{MARK}=true")])?;
+    wait(kubectl)
+}
+
+/// Prints how many objects were applied, not each of them.
+fn shorten(kubectl: &Kubectl, words: &[&str]) -> Result<()> {
+    println!("$ kubectl {}", words.join(" "));
+    println!("{} objects applied", kubectl.ask(words)?.lines().count());
+    Ok(())
+}
+
+/// Waits for every Deployment and StatefulSet.
+fn wait(kubectl: &Kubectl) -> Result<()> {
+    let names = kubectl.ask(&["get", "statefulsets,deployments", "-n", NAMESPACE, "-o", "name"])?;
+    for name in names.lines() {
+        let name = name.replace(".apps/", "/");
+        let timeout = format!("--timeout={ROLLOUT_TIMEOUT}");
+        if let Err(error) = kubectl.show(&["rollout", "status", "-n", NAMESPACE, &name, &timeout]) {
+            let pods = kubectl.ask(&["get", "pods", "-n", NAMESPACE, "-o", "json"])?;
+            let reasons = reasons(&serde_json::from_str(&pods)?);
+            return Err(format!("{error}\nwhat the pods of {NAMESPACE} say:\n{}", reasons.join("\n")).into());
+        }
+    }
+    Ok(())
+}
+
+/// Why pods are not ready, one line for each reason.
+fn reasons(pods: &Value) -> Vec<String> {
+    let mut reasons = Vec::new();
+    for pod in pods["items"].as_array().into_iter().flatten() {
+        let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+        let mut say = |who: &str, what: &Value| {
+            let text = |field: &str| what[field].as_str().unwrap_or_default().to_owned();
+            reasons.push(format!("  {who}: {}: {}", text("reason"), text("message")));
+        };
+        for condition in pod["status"]["conditions"].as_array().into_iter().flatten() {
+            if condition["type"] == "PodScheduled" && condition["status"] == "False" {
+                say(name, condition);
+            }
+        }
+        for list in ["initContainerStatuses", "containerStatuses"] {
+            for status in pod["status"][list].as_array().into_iter().flatten() {
+                let who = format!("{name}, {}", status["name"].as_str().unwrap_or_default());
+                let waiting = &status["state"]["waiting"];
+                let ended = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
+                for what in [waiting].into_iter().chain(ended).filter(|what| what.is_object()) {
+                    say(&who, what);
+                }
+            }
+        }
+    }
+    if reasons.is_empty() {
+        reasons.push("  nothing; `kubectl get events` and the logs of the pods may say more".to_owned());
+    }
+    reasons
+}
+
+/// Waits until the webhook is asked and answers: until then the API server refuses everything.
+pub fn wait_for_admission(kubectl: &Kubectl, manifest: &str) -> Result<()> {
+    let deadline = Instant::now() + ADMISSION_TIMEOUT;
+    loop {
+        match kubectl.ask(&["apply", "--dry-run=server", "-f", manifest]) {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() > deadline || !is_webhook_away(&error.to_string()) => {
+                return Err(error);
+            }
+            Err(_) => thread::sleep(Duration::from_secs(1)),
+        }
+    }
+}
+
+/// What the API server says when it cannot ask.
+fn is_webhook_away(error: &str) -> bool {
+    error.contains("failed calling webhook")
+}
+
+fn is_installed(kubectl: &Kubectl) -> bool {
+    kubectl.ask(&["get", "deployment", "-n", NAMESPACE, "openfilter-operator"]).is_ok()
+}
+
+fn is_ours(kubectl: &Kubectl) -> bool {
+    let marked = kubectl.ask(&["get", "namespace", "-l", &format!("{MARK}=true"), "-o", "name"]);
+    marked.is_ok_and(|names| names.contains(NAMESPACE))
+}
+
+/// Removes what the demo made in somebody else's cluster, and nothing else.
+pub fn remove(kubectl: &Kubectl) -> Result<()> {
+    // First, while the operator is there: it cleans up after its runs.
+    kubectl.show(&["delete", "namespace", DEMO_NAMESPACE, "--ignore-not-found"])?;
+    if !is_ours(kubectl) {
+        println!("OpenFilter Pipelines was not deployed by the demo, and stays.");
+        return Ok(());
+    }
+    kubectl.show(&["delete", "-k", OVERLAY, "--ignore-not-found"])?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn pods_that_are_not_ready_say_why() {
+        let pods = json!({"items": [
+            {"metadata": {"name": "operator-1"}, "status": {"containerStatuses": [{"name": "operator",
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+                "lastState": {"terminated": {"reason": "Error", "message": "no VALKEY_URL"}}}]}},
+            {"metadata": {"name": "valkey-0"}, "status": {"conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no volume"}]}},
+            {"metadata": {"name": "webhook-1"}, "status": {"containerStatuses": [
+                {"name": "webhook", "ready": true, "state": {"running": {}}}]}}
+        ]});
+        assert_eq!(
+            reasons(&pods),
+            [
+                "  operator-1, operator: CrashLoopBackOff: back-off 10s",
+                "  operator-1, operator: Error: no VALKEY_URL",
+                "  valkey-0: Unschedulable: no volume",
+            ]
+        );
+        assert_eq!(reasons(&json!({"items": []})).len(), 1);
+    }
+
+    #[test]
+    fn only_a_webhook_that_is_away_is_waited_for() {
+        assert!(is_webhook_away(
+            "Internal error occurred: failed calling webhook \"mutate\": connection refused"
+        ));
+        assert!(!is_webhook_away("admission webhook \"validate\" denied the request: Pipeline is not valid"));
+    }
+}

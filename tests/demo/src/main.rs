@@ -1,0 +1,171 @@
+//! `make demo`: a pipeline on a cluster, from nothing to a sheet of results, with every command printed that a reader would
+//! type. It can be interrupted and started again at any point.
+
+mod cluster;
+mod deploy;
+mod kubectl;
+mod pictures;
+mod progress;
+mod run;
+mod settings;
+mod sheet;
+mod store;
+
+use std::{error::Error, path::Path, process::ExitCode, time::Instant};
+
+use clap::Parser;
+
+use cluster::Cluster;
+use deploy::DEMO_NAMESPACE;
+use settings::{Args, Where};
+use store::{RESULTS, SOURCE};
+
+/// Everything here ends with a message for the person at the terminal.
+pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let done = if args.down { down(&args) } else { demo(&args).await };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\ndemo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn demo(args: &Args) -> Result<()> {
+    let started = Instant::now();
+    println!("OpenFilter Pipelines: two filters over every picture of a bucket");
+    let cluster = Cluster::start(args).await?;
+    deploy::deploy(&cluster)?;
+    fill_bucket(&cluster).await?;
+    let pipeline = apply_pipeline(&cluster)?;
+    show_refusal(&cluster)?;
+    let name = run_to_its_end(&cluster)?;
+    make_sheet(&cluster, &name).await?;
+    look_around(&cluster, &name, &pipeline);
+    println!("\nThe demo took {} s.", started.elapsed().as_secs());
+    Ok(())
+}
+
+async fn fill_bucket(cluster: &Cluster) -> Result<()> {
+    step("Pictures in a bucket");
+    let pictures = pictures::all()?;
+    cluster.store.seed(&pictures).await?;
+    let bytes: usize = pictures.iter().map(|picture| picture.content.len()).sum();
+    println!("{} files, {:.1} MB, below {}", pictures.len(), bytes as f64 / 1e6, cluster.store.uri(SOURCE));
+    println!("One of them, {SOURCE}{}, was cut off while it was uploaded.", pictures::BROKEN);
+    Ok(())
+}
+
+/// Applies the Pipeline and what it needs; returns its file.
+fn apply_pipeline(cluster: &Cluster) -> Result<String> {
+    step("A Pipeline: what to do with every file");
+    let kubectl = &cluster.kubectl;
+    kubectl.show(&["apply", "-f", &cluster.manifest("namespace.yaml")?])?;
+    let secret = std::fs::read_to_string(cluster.paths.root.join("examples/demo/secret.yaml"))?;
+    println!("examples/demo/secret.yaml, with the keys of the S3 server in it:");
+    kubectl.show_with(&with_keys(&secret, &cluster.keys)?, &["apply", "-f", "-"])?;
+    let pipeline = cluster.manifest("pipeline.yaml")?;
+    deploy::wait_for_admission(kubectl, &pipeline)?;
+    kubectl.show(&["apply", "-f", &pipeline])?;
+    Ok(pipeline)
+}
+
+/// The Secret with real keys, quoted as JSON, which YAML understands.
+fn with_keys(secret: &str, keys: &storage::Keys) -> Result<String> {
+    let quoted = |key: &storage::Secret| serde_json::to_string(key.reveal());
+    Ok(secret
+        .replace(": ACCESS_KEY", &format!(": {}", quoted(&keys.id)?))
+        .replace(": SECRET_KEY", &format!(": {}", quoted(&keys.secret)?)))
+}
+
+fn show_refusal(cluster: &Cluster) -> Result<()> {
+    step("A mistake is refused at once, with what to write instead");
+    let manifest = cluster.manifest("bad-run.yaml")?;
+    let refusal = cluster.kubectl.show_refused(&["apply", "-f", &manifest])?;
+    if refusal.contains("denied the request") {
+        return Ok(());
+    }
+    Err("it was refused, but not by the admission webhook".into())
+}
+
+/// Runs the Pipeline; returns the name of the run.
+fn run_to_its_end(cluster: &Cluster) -> Result<String> {
+    step("A PipelineRun: do it now, for every file");
+    let kubectl = &cluster.kubectl;
+    run::remove_unfinished(kubectl)?;
+    let name = run::create(kubectl, &cluster.manifest("run.yaml")?)?;
+    let run = run::follow(kubectl, &name)?;
+    kubectl.show(&["get", "pipelinerun", "-n", DEMO_NAMESPACE, &name])?;
+    run::tell_outcome(&run, pictures::COUNT as i64, 1)?;
+    Ok(name)
+}
+
+async fn make_sheet(cluster: &Cluster, run: &str) -> Result<()> {
+    step("The results");
+    let results = cluster.store.results().await?;
+    println!("{} files below {}", results.len(), cluster.store.uri(RESULTS));
+    let subtitle =
+        format!("run {run}: {} pictures, 1 dead letter ({SOURCE}{})", results.len(), pictures::BROKEN);
+    let picture = sheet::make(&results, "OpenFilter Pipelines", &subtitle);
+    let file = cluster::folder(&cluster.paths).join("contact-sheet.png");
+    picture.save(&file)?;
+    println!("all of them in one picture: {}", file.display());
+    Ok(())
+}
+
+fn look_around(cluster: &Cluster, run: &str, pipeline: &str) {
+    step("Look around");
+    let paths = &cluster.paths;
+    if !cluster.is_foreign() {
+        println!("export KUBECONFIG={}", paths.kubeconfig().display());
+        println!("export PATH={}:$PATH", paths.state().join("bin").display());
+    }
+    println!("cat {pipeline} examples/demo/run.yaml");
+    println!("kubectl get pipelines,pipelineruns -n {DEMO_NAMESPACE}");
+    println!(
+        "kubectl describe pipelinerun -n {DEMO_NAMESPACE} {run}      # conditions, events, dead letters"
+    );
+    println!(
+        "kubectl create -f examples/demo/run.yaml && kubectl get plr -n {DEMO_NAMESPACE} -w   # once more"
+    );
+    println!("kubectl logs -n {} deployment/openfilter-operator", deploy::NAMESPACE);
+    if !cluster.is_foreign() {
+        let kept = paths.data("s3").join(settings::DEFAULT_BUCKET);
+        println!("ls {}      # the bucket, as plain files", kept.display());
+    }
+    println!(
+        "\nEverything stays as it is. `make demo` runs it once more, `make demo DOWN=1` removes all of it."
+    );
+}
+
+fn down(args: &Args) -> Result<()> {
+    match args.cluster {
+        Where::Testbed => cluster::down_testbed(),
+        Where::Current => deploy::remove(&kubectl::Kubectl::of_user(Path::new("."))?),
+    }
+}
+
+/// The title of what comes next.
+fn step(title: &str) {
+    println!("\n== {title} ==");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keys_are_written_so_that_yaml_reads_them_as_they_are() {
+        let secret =
+            std::fs::read_to_string(testbed::Paths::find().unwrap().root.join("examples/demo/secret.yaml"));
+        let keys = storage::Keys { id: "a: b".to_owned().into(), secret: "\"'x".to_owned().into() };
+        let filled = with_keys(&secret.unwrap(), &keys).unwrap();
+        assert!(filled.contains(r#"accessKeyId: "a: b""#), "{filled}");
+        assert!(filled.contains(r#"secretAccessKey: "\"'x""#), "{filled}");
+    }
+}

@@ -1,0 +1,179 @@
+//! How a run stands, in one line. Pure: what is shown is decided here, when and where elsewhere.
+
+use std::time::Duration;
+
+use crds::v1alpha1::{Counts, Phase, PipelineRun};
+
+/// Less of a bar says nothing.
+const BAR_MIN: usize = 10;
+/// More of a bar says nothing more.
+const BAR_MAX: usize = 40;
+
+/// What is known of a run at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct View {
+    /// Where the run is.
+    pub phase: Phase,
+    /// Files found so far, while the bucket is being listed.
+    pub listed: i64,
+    /// Its files.
+    pub counts: Counts,
+    /// Since the run was created.
+    pub elapsed: Duration,
+    /// Since its first file could be processed.
+    pub running: Duration,
+}
+
+impl View {
+    /// What a run says of itself.
+    pub fn of(run: &PipelineRun, elapsed: Duration, running: Duration) -> Self {
+        let status = run.status.clone().unwrap_or_default();
+        Self {
+            phase: status.phase.unwrap_or_default(),
+            listed: status.listed_files.unwrap_or_default(),
+            counts: status.counts.unwrap_or_default(),
+            elapsed,
+            running,
+        }
+    }
+
+    /// Whether the run is over.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Succeeded | Phase::Failed)
+    }
+
+    fn settled(&self) -> i64 {
+        self.counts.succeeded + self.counts.failed
+    }
+
+    /// Files per second since the first could be processed.
+    fn rate(&self) -> Option<f64> {
+        let seconds = self.running.as_secs_f64();
+        (self.settled() > 0 && seconds > 0.0).then(|| self.settled() as f64 / seconds)
+    }
+
+    fn left(&self) -> Option<Duration> {
+        let unsettled = (self.counts.total_files - self.settled()).max(0);
+        (!self.is_finished()).then_some(())?;
+        Some(Duration::from_secs_f64(unsettled as f64 / self.rate()?))
+    }
+}
+
+/// The line, at most `width` characters: what matters least goes first.
+pub fn render(view: &View, width: usize) -> String {
+    let Counts { total_files, queued, running, succeeded, failed } = view.counts;
+    if total_files == 0 {
+        let found = if view.listed > 0 { format!(", {} files found", view.listed) } else { String::new() };
+        return clip(&format!("{}{found}  {}", view.phase, clock(view.elapsed)), width);
+    }
+    let counts = format!("{succeeded} done, {failed} failed, {running} running, {queued} queued");
+    let total = format!("{}/{total_files}", view.settled());
+    let rate = view.rate().map(|rate| format!("{rate:.1}/s"));
+    let left = view.left().map(|left| format!("ETA {}", clock(left)));
+    // Which parts there are, by how much room there is.
+    let all = [Some(total), Some(counts), rate, left, Some(clock(view.elapsed))];
+    let parts: Vec<String> = all.into_iter().flatten().collect();
+    for shown in (1..=parts.len()).rev() {
+        let text = parts[..shown].join("  ");
+        let room = width.saturating_sub(text.chars().count() + 1);
+        if room >= BAR_MIN {
+            return format!("{} {text}", bar(view.settled(), total_files, room.min(BAR_MAX)));
+        }
+    }
+    clip(&parts.join("  "), width)
+}
+
+/// `█████░░░░░`: full only when everything is settled.
+fn bar(settled: i64, total: i64, width: usize) -> String {
+    let share = settled as f64 / total.max(1) as f64;
+    let full = ((share * width as f64) as usize).min(width);
+    "█".repeat(full) + &"░".repeat(width - full)
+}
+
+/// `0:07`, `12:30`, `1:02:03`
+fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds / 3_600 {
+        0 => format!("{}:{:02}", seconds / 60, seconds % 60),
+        hours => format!("{hours}:{:02}:{:02}", seconds / 60 % 60, seconds % 60),
+    }
+}
+
+fn clip(text: &str, width: usize) -> String {
+    text.chars().take(width).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(queued: i64, running: i64, succeeded: i64, failed: i64) -> View {
+        let total_files = queued + running + succeeded + failed;
+        View {
+            phase: Phase::Running,
+            counts: Counts { total_files, queued, running, succeeded, failed },
+            elapsed: Duration::from_secs(14),
+            running: Duration::from_secs(12),
+            ..View::default()
+        }
+    }
+
+    #[test]
+    fn a_wide_line_has_bar_counts_rate_and_time_left() {
+        assert_eq!(
+            render(&view(7, 6, 23, 1), 120),
+            "█████████████████████████░░░░░░░░░░░░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.0/s  ETA 0:06  0:14"
+        );
+    }
+
+    #[test]
+    fn a_narrow_line_loses_what_matters_least() {
+        assert_eq!(
+            render(&view(7, 6, 23, 1), 80),
+            "███████░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.0/s  ETA 0:06  0:14"
+        );
+        assert_eq!(
+            render(&view(7, 6, 23, 1), 70),
+            "███████████░░░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.0/s"
+        );
+        assert_eq!(render(&view(7, 6, 23, 1), 20), "█████████░░░░░ 24/37");
+        assert_eq!(render(&view(7, 6, 23, 1), 8), "24/37  2");
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        let views = [View::default(), view(37, 0, 0, 0), view(1_000_000, 10_000, 12, 3), view(0, 0, 36, 1)];
+        for width in 0..200 {
+            for view in &views {
+                let line = render(view, width);
+                assert!(line.chars().count() <= width, "{width}: {line:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn before_anything_is_settled_nothing_is_promised() {
+        let line = render(&view(30, 7, 0, 0), 120);
+        assert!(!line.contains("ETA") && !line.contains("/s"), "{line}");
+        assert!(line.ends_with("0/37  0 done, 0 failed, 7 running, 30 queued  0:14"), "{line}");
+    }
+
+    #[test]
+    fn the_bar_is_full_when_all_is_settled_and_not_before() {
+        assert!(!render(&view(0, 1, 999_999, 0), 120).contains("█ "));
+        let done = View { phase: Phase::Succeeded, ..view(0, 0, 36, 1) };
+        let line = render(&done, 120);
+        assert!(
+            line.starts_with(&"█".repeat(BAR_MAX)) && !line.contains('░') && !line.contains("ETA"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn while_the_bucket_is_listed_the_files_found_are_told() {
+        let mut view = View { elapsed: Duration::from_secs(3_723), ..View::default() };
+        assert_eq!(render(&view, 80), "Pending  1:02:03");
+        (view.phase, view.listed) = (Phase::Listing, 4_000);
+        assert_eq!(render(&view, 80), "Listing, 4000 files found  1:02:03");
+    }
+}

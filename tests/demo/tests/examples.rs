@@ -1,0 +1,27 @@
+//! The manifests of the demo are as good, and as bad, as the demo says.
+
+use std::{ffi::OsString, path::Path};
+
+/// Exit code and output of `openfilter validate`.
+fn validate(files: &[&str]) -> (u8, String) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/demo");
+    let files = files.iter().flat_map(|file| [OsString::from("-f"), folder.join(file).into_os_string()]);
+    let words = ["openfilter", "validate"].map(OsString::from).into_iter().chain(files);
+    let mut out = Vec::new();
+    let code = cli::run(words, &mut out);
+    (code, String::from_utf8(out).unwrap())
+}
+
+#[test]
+fn the_pipeline_and_its_run_are_valid() {
+    let (code, text) = validate(&["namespace.yaml", "secret.yaml", "pipeline.yaml", "run.yaml"]);
+    assert_eq!((code, text.as_str()), (0, "2 checked, nothing is wrong\n"));
+}
+
+#[test]
+fn the_bad_run_has_two_mistakes() {
+    let (code, text) = validate(&["pipeline.yaml", "bad-run.yaml"]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("[run-prefix]") && text.contains("[glob]"), "{text}");
+    assert!(text.ends_with("2 checked, 2 mistakes\n"), "{text}");
+}
