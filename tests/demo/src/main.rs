@@ -41,6 +41,7 @@ async fn demo(args: &Args) -> Result<()> {
     println!("OpenFilter Pipelines: two filters over every picture of a bucket");
     let cluster = Cluster::start(args).await?;
     deploy::deploy(&cluster)?;
+    run::remove_unfinished(&cluster.kubectl)?;
     fill_bucket(&cluster).await?;
     let pipeline = apply_pipeline(&cluster)?;
     show_refusal(&cluster)?;
@@ -97,7 +98,6 @@ fn show_refusal(cluster: &Cluster) -> Result<()> {
 fn run_to_its_end(cluster: &Cluster) -> Result<String> {
     step("A PipelineRun: do it now, for every file");
     let kubectl = &cluster.kubectl;
-    run::remove_unfinished(kubectl)?;
     let name = run::create(kubectl, &cluster.manifest("run.yaml")?)?;
     let run = run::follow(kubectl, &name)?;
     kubectl.show(&["get", "pipelinerun", "-n", DEMO_NAMESPACE, &name])?;

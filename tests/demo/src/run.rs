@@ -25,7 +25,7 @@ const STALLED: Duration = Duration::from_secs(180);
 /// Where the width cannot be found out.
 const WIDTH: usize = 100;
 
-/// Removes runs that an interrupted demo left unfinished: they would compete with the new one.
+/// Removes runs that an interrupted demo left unfinished: they would go on writing results.
 pub fn remove_unfinished(kubectl: &Kubectl) -> Result<()> {
     let columns = "jsonpath={range .items[*]}{.metadata.name}={.status.phase}{\"\\n\"}{end}";
     let found = kubectl.ask(&["get", "pipelineruns", "-n", DEMO_NAMESPACE, "-o", columns])?;
