@@ -1,4 +1,5 @@
 //! `make demo` as a person would run it: on the testbed, once more, and on a cluster that is there already.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
 use std::{
     path::PathBuf,
@@ -8,7 +9,7 @@ use std::{
 
 use testbed::{Paths, Testbed, services::S3_IP_URL};
 
-/// A warm run, up to the finished pipeline, with the start of the cluster. The machine may be busy with another suite.
+/// How long a demo may take where everything is built.
 const WARM: Duration = Duration::from_secs(180);
 
 /// Runs the demo with these variables; what it printed, and how long it took.
@@ -52,13 +53,13 @@ fn check(printed: &str) {
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn the_demo_runs_again_and_again_and_elsewhere() {
-    let (printed, first) = demo(&[], &[]);
+    let (printed, _) = demo(&[], &[]);
     check(&printed);
     std::fs::remove_file(sheet()).unwrap();
 
     let (printed, second) = demo(&[], &[]);
     check(&printed);
-    assert!(second < first && second < WARM, "the first took {first:?}, the second {second:?}");
+    assert!(second < WARM, "with cluster and deployment there it took {second:?}");
     std::fs::remove_file(sheet()).unwrap();
 
     // The testbed as somebody's own cluster: its images are where another cluster's registry would be.

@@ -1,4 +1,5 @@
 //! The manifests of the demo are as good, and as bad, as the demo says.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
 use std::{ffi::OsString, path::Path};
 
