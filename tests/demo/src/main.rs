@@ -11,7 +11,7 @@ mod settings;
 mod sheet;
 mod store;
 
-use std::{error::Error, path::Path, process::ExitCode, time::Instant};
+use std::{error::Error, process::ExitCode, time::Instant};
 
 use clap::Parser;
 
@@ -146,7 +146,7 @@ fn look_around(cluster: &Cluster, run: &str, pipeline: &str) {
 fn down(args: &Args) -> Result<()> {
     match args.cluster {
         Where::Testbed => cluster::down_testbed(),
-        Where::Current => deploy::remove(&kubectl::Kubectl::of_user(Path::new("."))?),
+        Where::Current => deploy::remove(&kubectl::Kubectl::of_user(&testbed::Paths::find()?.root)?),
     }
 }
 
