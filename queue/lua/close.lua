@@ -23,20 +23,22 @@ if REASON == '' then
 else
   redis.call('HSET', META, 'state', 'closing')
   redis.call('HSETNX', META, 'outcome', ARGV[5])
+  redis.call('HSETNX', META, 'reason', REASON)
+  local reason = redis.call('HGET', META, 'reason')
   local limit = tonumber(ARGV[8])
   local moved = 0
   for _, entry in ipairs(redis.call('XRANGE', WORK, '-', '+', 'COUNT', limit)) do
     local message = fields_of(entry)
     redis.call('XACK', WORK, GROUP, entry[1])
     redis.call('XDEL', WORK, entry[1])
-    add_dead_letter(RUN, message.file, message.attempts, REASON, '', '')
+    add_dead_letter(RUN, message.file, message.attempts, reason, '', '')
     moved = moved + 1
   end
   if moved < limit then
     for _, member in ipairs(redis.call('ZRANGE', RETRY, 0, limit - moved - 1)) do
       local _, file, attempts = unpack(cjson.decode(member))
       redis.call('ZREM', RETRY, member)
-      add_dead_letter(RUN, file, attempts, REASON, '', '')
+      add_dead_letter(RUN, file, attempts, reason, '', '')
       moved = moved + 1
     end
   end

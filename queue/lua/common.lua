@@ -33,10 +33,28 @@ local function add_dead_letter(run, file, attempts, reason, exit_code, pod)
     'run', run, 'file', file, 'attempts', attempts, 'reason', reason, 'exitCode', exit_code, 'pod', pod)
 end
 
-local function fields_of(entry)
+local function pairs_of(flat)
   local fields = {}
-  for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
+  for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
   return fields
+end
+
+local function fields_of(entry)
+  return pairs_of(entry[2])
+end
+
+-- How many entries are claimed. Not from XPENDING's summary, which walks over all consumers.
+local function claimed()
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', WORK)) do
+    local info = pairs_of(group)
+    if info.name == GROUP then return info.pending end
+  end
+end
+
+-- Whether every dead letter was written, and the stream that holds them is there: people may remove single ones.
+local function has_dead_letters(failed)
+  local stream = redis.pcall('XINFO', 'STREAM', DLQ)
+  return failed == 0 or not stream.err and pairs_of(stream)['entries-added'] == failed
 end
 
 -- Files that wait (of these: for their back-off) and files that are claimed; or nothing, if with the files that are
@@ -44,10 +62,8 @@ end
 local function backlog()
   local counts = redis.call('HMGET', META, 'total', 'succeeded', 'failed')
   local total, succeeded, failed = tonumber(counts[1]), tonumber(counts[2]), tonumber(counts[3])
-  local running, delayed = redis.call('XPENDING', WORK, GROUP)[1], redis.call('ZCARD', RETRY)
+  local running, delayed = claimed(), redis.call('ZCARD', RETRY)
   local queued = redis.call('XLEN', WORK) - running + delayed
-  -- Dead letters are what people look for afterwards.
-  local whole = queued >= delayed and total == queued + running + succeeded + failed
-    and failed == redis.call('XLEN', DLQ)
+  local whole = queued >= delayed and total == queued + running + succeeded + failed and has_dead_letters(failed)
   if whole then return queued, running, delayed end
 end

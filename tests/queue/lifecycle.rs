@@ -120,11 +120,11 @@ async fn failed_files_wait_for_their_back_off_which_doubles_up_to_its_limit() {
         let queue = queue_with(&server, "backoff", &["a"]).await;
         let policy = RetryPolicy {
             max_attempts: 100,
-            backoff_initial: Duration::from_millis(40),
-            backoff_max: Duration::from_millis(100),
+            backoff_initial: Duration::from_millis(400),
+            backoff_max: Duration::from_millis(1_000),
             keep_results: 0,
         };
-        for (attempt, longest) in [(1, 40), (2, 80), (3, 100), (4, 100)] {
+        for (attempt, longest) in [(1, 400), (2, 800), (3, 1_000), (4, 1_000)] {
             let claimed = claim(&server, &queue, "pod").await;
             assert_eq!(claimed.attempts, attempt - 1);
             let fates =
@@ -286,6 +286,15 @@ async fn whoever_ends_a_run_first_decides_how() {
     let late =
         queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
     assert_eq!(late, [Fate::Ignored], "it is a dead letter already");
+
+    let queue = queue_with(&server, "two-reasons", &["a", "b"]).await.with_batch(1);
+    queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &RETENTION).await.unwrap();
+    queue.close(Ending::Abort { reason: "Aborted" }, "aborted", &RETENTION).await.unwrap();
+    let letters = queue.dead_letters(None, 10).await.unwrap();
+    assert_eq!(letters.iter().map(|letter| letter.reason.as_str()).collect::<Vec<_>>(), ["TimedOut"; 2]);
+
+    let queue = queue_with(&server, "abort-then-finish", &["a", "b"]).await.with_batch(1);
+    queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &RETENTION).await.unwrap();
     let claimed = claim(&server, &queue, "pod").await;
     queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
     let finished = queue.close(Ending::Finish, "succeeded", &RETENTION).await.unwrap();

@@ -158,6 +158,23 @@ async fn losing_one_key_is_noticed() {
     }
 }
 
+/// The dead letters are for people: what they remove after they have dealt with it is not lost.
+#[tokio::test]
+async fn a_dead_letter_that_somebody_removed_is_no_loss() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "removed", &["a", "b"]).await;
+        let claimed = claim(&server, &queue, "pod").await;
+        let rejected = Verdict::Rejected(queue::Failure::new("bad", None));
+        queue.settle(&[settlement(&claimed.entry, "pod", rejected)], &AT_ONCE).await.unwrap();
+        let mut trim = redis::cmd("XTRIM");
+        server.raw(trim.arg(run_id("removed").key("dlq")).arg("MAXLEN").arg(0)).await;
+        assert_eq!(counts(&queue).await, (2, 1, 0, 0, 1));
+        let opened = RunQueue::open(&server.connect(), &run_id("removed"), "uid-1", "spec-1").await.unwrap();
+        assert!(matches!(opened, Opened::Resumed(_)), "the queue was begun anew");
+    }
+}
+
 /// Trap 4: the group's `lag` is null after deletes, and reads as an empty queue. No count depends on it.
 #[tokio::test]
 async fn counts_are_exact_although_the_lag_of_the_group_is_unknown() {

@@ -85,6 +85,11 @@ impl TestServer {
         server
     }
 
+    /// The port that it listens on, at the loopback address.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// How to reach it as the default user.
     pub fn server(&self) -> Server {
         let scheme = if self.options.tls { "rediss" } else { "redis" };
@@ -185,6 +190,8 @@ impl TestServer {
             ("appendonly", on(self.options.persistent)),
             ("appendfsync", "always".to_owned()),
             ("cluster-enabled", on(self.options.cluster)),
+            // By default it is among the ports that the system hands out to clients.
+            ("cluster-port", free_port().to_string()),
             // How often the server looks for clients that have waited long enough: 10 times a second by default.
             ("hz", "500".to_owned()),
         ];
@@ -209,7 +216,7 @@ impl Drop for TestServer {
 }
 
 /// A port that nobody listens on, below those that the system hands out to clients, so that nobody takes it meanwhile.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let number = std::process::id().wrapping_mul(131).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
