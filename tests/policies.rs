@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crds::policy::{Policy, PolicySet, Subject};
+use crds::policy::{Policy, PolicySet, Subject, Usage};
 use crds::rules::{self, Context, Kind};
 use crds::v1alpha1::{PipelinePolicy, PolicyTarget};
 use serde_json::{Value, json};
@@ -96,6 +96,7 @@ fn verdicts(policies: &PolicySet, documents: &[Value]) -> Vec<(String, Vec<Strin
             request: Some(&request),
             namespace: Some(&about_namespace),
             pipeline,
+            usage: Some(Usage::default()),
         };
         let found = policies.judge(&subject, &labels, Instant::now() + Duration::from_secs(5));
         verdicts.push((format!("{namespace}/{name}"), found.iter().map(ToString::to_string).collect()));

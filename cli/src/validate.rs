@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crds::policy::{Policy, PolicySet, Subject};
+use crds::policy::{Policy, PolicySet, Subject, Usage};
 use crds::rules::{self, Context, Kind};
 use crds::run_id::RunId;
 use crds::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, PolicyAction, PolicyTarget};
@@ -125,6 +125,8 @@ fn judge(
         request: Some(&request),
         namespace: Some(&namespace_object),
         pipeline,
+        // Which other runs will be active is not written in any file.
+        usage: Some(Usage::default()),
     };
     for found in policies.judge(&subject, &labels, Instant::now() + POLICY_TIME) {
         let severity = match found.action {

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use crds::policy::{Policy, PolicySet};
+use crds::policy::{Policy, PolicySet, Usage};
 use crds::run_id::RunId;
 use crds::v1alpha1::{Phase, Pipeline, PipelineReference, PipelineRun, ReferenceGrant};
 use serde_json::Value;
@@ -23,7 +23,15 @@ pub type Key = (String, String);
 #[derive(Debug, Default)]
 pub struct World {
     index: RwLock<Index>,
-    reserved: Mutex<HashMap<String, (Key, Instant)>>,
+    reserved: Mutex<HashMap<String, Reservation>>,
+}
+
+/// A runId of a run that was admitted and that the watch has not shown yet.
+#[derive(Debug)]
+struct Reservation {
+    holder: Key,
+    parallelism: i64,
+    since: Instant,
 }
 
 /// The objects by what is asked about them.
@@ -58,6 +66,8 @@ pub struct KnownRun {
     pub run_id: Option<String>,
     /// What it refers to.
     pub pipeline: PipelineReference,
+    /// Its pods at once.
+    pub parallelism: i64,
     /// Nothing will happen any more.
     pub finished: bool,
 }
@@ -96,7 +106,7 @@ impl World {
     /// Another run that has this runId, if there is one. On a real create the id is reserved for the asker, so that of
     /// two requests that this replica answers before either is seen by the watch only one is admitted. Between replicas
     /// the operator decides, by an atomic guard in the queue.
-    pub fn taken(&self, run_id: &RunId, asker: &Key, reserve: bool) -> Option<Key> {
+    pub fn taken(&self, run_id: &RunId, asker: &Key, reserve: Option<&PipelineRun>) -> Option<Key> {
         let stored = self
             .read()
             .run_ids
@@ -106,16 +116,49 @@ impl World {
             return stored;
         }
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.retain(|_, (_, since)| since.elapsed() < RESERVED);
+        reserved.retain(|_, reservation| reservation.since.elapsed() < RESERVED);
         match reserved.get(run_id.as_str()) {
-            Some((holder, _)) if holder != asker => Some(holder.clone()),
+            Some(Reservation { holder, .. }) if holder != asker => Some(holder.clone()),
             _ => {
-                if reserve {
-                    reserved.insert(run_id.as_str().to_owned(), (asker.clone(), Instant::now()));
+                if let Some(run) = reserve {
+                    let parallelism = parallelism(run);
+                    let reservation =
+                        Reservation { holder: asker.clone(), parallelism, since: Instant::now() };
+                    reserved.insert(run_id.as_str().to_owned(), reservation);
                 }
                 None
             }
         }
+    }
+
+    /// The run was not admitted after all.
+    pub fn give_back(&self, asker: &Key) {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.retain(|_, reservation| reservation.holder != *asker);
+    }
+
+    /// What other runs of the run's namespace use that have not ended: those that are known, and those that this replica
+    /// has just admitted. What other replicas admit in the same moment is not in it.
+    pub fn usage_of_others(&self, (namespace, name): &Key) -> Usage {
+        let mut usage = Usage::default();
+        let mut add = |parallelism: i64| {
+            usage.active_runs += 1;
+            usage.parallelism = usage.parallelism.saturating_add(parallelism);
+        };
+        let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = self.read();
+        let other = |key: &Key| key.0 == *namespace && key.1 != *name;
+        index
+            .runs
+            .iter()
+            .filter(|(key, run)| other(key) && !run.finished)
+            .for_each(|(_, run)| add(run.parallelism));
+        for Reservation { holder, parallelism, since } in reserved.values() {
+            if other(holder) && since.elapsed() < RESERVED && !index.runs.contains_key(holder) {
+                add(*parallelism);
+            }
+        }
+        usage
     }
 }
 
@@ -170,9 +213,14 @@ impl KnownRun {
         Self {
             run_id: run_id(run, &key.0, &key.1).map(|id| id.as_str().to_owned()),
             pipeline: run.spec.pipeline_ref.clone(),
+            parallelism: parallelism(run),
             finished: matches!(phase, Some(Phase::Succeeded | Phase::Failed)),
         }
     }
+}
+
+fn parallelism(run: &PipelineRun) -> i64 {
+    i64::from(run.spec.execution.parallelism)
 }
 
 /// The id of a run: the one in its queue keys, or derived from namespace and name.
@@ -219,8 +267,9 @@ mod tests {
         let world = World::default();
         world.write().set_run(&run("monday", None, "Running"));
         let id: RunId = "team-a.monday".parse().unwrap();
-        assert_eq!(world.taken(&id, &key("monday"), true), None);
-        assert_eq!(world.taken(&id, &key("other"), true), Some(key("monday")));
+        let asking = run("other", None, "Pending");
+        assert_eq!(world.taken(&id, &key("monday"), Some(&asking)), None);
+        assert_eq!(world.taken(&id, &key("other"), Some(&asking)), Some(key("monday")));
         world.write().remove_run(&key("monday"));
         assert_eq!(world.read().run_ids.len(), 0);
     }
@@ -229,10 +278,13 @@ mod tests {
     fn a_run_id_is_reserved_until_the_watch_shows_the_run_and_a_dry_run_reserves_nothing() {
         let world = World::default();
         let id: RunId = "x".parse().unwrap();
-        assert_eq!(world.taken(&id, &key("a"), false), None);
-        assert_eq!(world.taken(&id, &key("b"), true), None);
-        assert_eq!(world.taken(&id, &key("b"), true), None);
-        assert_eq!(world.taken(&id, &key("a"), true), Some(key("b")));
+        let asking = run("b", None, "Pending");
+        assert_eq!(world.taken(&id, &key("a"), None), None);
+        assert_eq!(world.taken(&id, &key("b"), Some(&asking)), None);
+        assert_eq!(world.taken(&id, &key("b"), Some(&asking)), None);
+        assert_eq!(world.taken(&id, &key("a"), Some(&asking)), Some(key("b")));
+        world.give_back(&key("b"));
+        assert_eq!(world.taken(&id, &key("a"), Some(&asking)), None);
     }
 
     #[test]
@@ -240,8 +292,23 @@ mod tests {
         let world = World::default();
         world.write().set_run(&run("monday", Some("one"), "Running"));
         world.write().set_run(&run("monday", Some("two"), "Running"));
-        assert_eq!(world.taken(&"one".parse().unwrap(), &key("other"), false), None);
-        assert_eq!(world.taken(&"two".parse().unwrap(), &key("other"), false), Some(key("monday")));
+        assert_eq!(world.taken(&"one".parse().unwrap(), &key("other"), None), None);
+        assert_eq!(world.taken(&"two".parse().unwrap(), &key("other"), None), Some(key("monday")));
+    }
+
+    #[test]
+    fn usage_counts_other_active_runs_of_the_namespace_and_those_just_admitted() {
+        let world = World::default();
+        world.write().set_run(&run("a", None, "Running"));
+        world.write().set_run(&run("b", None, "Succeeded"));
+        world.taken(&"c".parse().unwrap(), &key("c"), Some(&run("c", None, "Pending")));
+        world.taken(&"x".parse().unwrap(), &("team-b".into(), "x".into()), Some(&run("x", None, "Pending")));
+        let default = i64::from(crds::v1alpha1::Execution::default().parallelism);
+        let usage = |name: &str| world.usage_of_others(&key(name));
+        assert_eq!(usage("new"), Usage { active_runs: 2, parallelism: 2 * default });
+        assert_eq!(usage("a"), Usage { active_runs: 1, parallelism: default }, "a run is no other of itself");
+        world.write().set_run(&run("c", None, "Running"));
+        assert_eq!(usage("new").active_runs, 2, "one that the watch has shown is counted once");
     }
 
     #[test]

@@ -26,6 +26,8 @@ const DEPTH_MAX: usize = 48;
 const LOOPS_MAX: usize = 3;
 /// Expressions are parsed by recursive descent; 4,096 characters need less than this, also in a debug build.
 const PARSER_STACK: usize = 64 * 1024 * 1024;
+/// As long as a `message` may be.
+const MESSAGE_MAX: usize = 1024;
 /// As long as the CRD allows.
 const LENGTH_MAX: usize = 4096;
 
@@ -38,6 +40,7 @@ pub(super) enum Variable {
     Request,
     NamespaceObject,
     Pipeline,
+    Usage,
 }
 
 /// A compiled expression.
@@ -85,11 +88,26 @@ impl Expression {
 
     /// Whether the expression holds.
     pub(super) fn holds(&self, scope: &Context<'_>, until: Instant) -> Result<bool, Failure> {
+        match self.value(scope, until)? {
+            CelValue::Bool(holds) => Ok(holds),
+            other => Err(Failure::NotBoolean(kind_of(&other))),
+        }
+    }
+
+    /// The text of a message; `None` if the expression fails, or has none that fits into a message.
+    pub(super) fn text(&self, scope: &Context<'_>, until: Instant) -> Option<String> {
+        match self.value(scope, until) {
+            Ok(CelValue::String(text)) => Some(text.trim().to_owned())
+                .filter(|text| !text.is_empty() && text.len() <= MESSAGE_MAX && !text.contains('\n')),
+            _ => None,
+        }
+    }
+
+    fn value(&self, scope: &Context<'_>, until: Instant) -> Result<CelValue, Failure> {
         let evaluate = || catch_unwind(AssertUnwindSafe(|| scope.resolve(&self.expression)));
         match meter::metered(until, evaluate) {
             None => Err(Failure::Exhausted),
-            Some(Ok(Ok(CelValue::Bool(holds)))) => Ok(holds),
-            Some(Ok(Ok(other))) => Err(Failure::NotBoolean(kind_of(&other))),
+            Some(Ok(Ok(value))) => Ok(value),
             Some(Ok(Err(error))) => Err(Failure::Failed(explain(&error))),
             Some(Err(_panic)) => Err(Failure::Failed("the interpreter failed on it".to_owned())),
         }

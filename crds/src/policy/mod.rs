@@ -17,7 +17,7 @@ use std::time::Instant;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_cel::cel::Context;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) use cel::Expression;
 use cel::Variable;
@@ -52,6 +52,18 @@ pub struct Subject<'a> {
     pub namespace: Option<&'a Value>,
     /// The Pipeline of a run, if it is known.
     pub pipeline: Option<&'a Value>,
+    /// What the other runs of a run's namespace use at this moment; see [`Usage`].
+    pub usage: Option<Usage>,
+}
+
+/// What runs of a namespace that have not ended use together: what quotas are about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Usage {
+    /// How many there are.
+    pub active_runs: i64,
+    /// Their pods at once, together.
+    pub parallelism: i64,
 }
 
 /// A rule that an object breaks.
@@ -99,6 +111,7 @@ pub struct Policy {
 struct CompiledRule {
     name: String,
     message: String,
+    message_expression: Option<Expression>,
     test: Test,
 }
 
@@ -168,11 +181,22 @@ impl Policy {
             && self.selector.as_ref().is_none_or(|selector| selector::matches(selector, labels))
     }
 
+    /// Whether one of its expressions looks at `usage`, which costs a walk over the runs.
+    pub fn looks_at_usage(&self) -> bool {
+        self.variables().any(|variable| variable == Variable::Usage)
+    }
+
     fn variables(&self) -> impl Iterator<Item = Variable> {
-        self.rules.iter().flat_map(|rule| match &rule.test {
-            Test::Cel(expression) => expression.variables.iter().copied().collect::<Vec<_>>(),
-            Test::Field(..) => Vec::new(),
-        })
+        self.rules
+            .iter()
+            .flat_map(|rule| {
+                let condition = match &rule.test {
+                    Test::Cel(expression) => Some(expression),
+                    Test::Field(..) => None,
+                };
+                condition.into_iter().chain(&rule.message_expression)
+            })
+            .flat_map(|expression| expression.variables.iter().copied())
     }
 
     fn judge(&self, subject: &Subject<'_>, scope: &Context<'_>, until: Instant, findings: &mut Vec<Finding>) {
@@ -189,7 +213,11 @@ impl Policy {
             );
             findings.push(finding("", PolicyAction::Deny, None, message));
         }
-        for CompiledRule { name, message, test } in &self.rules {
+        for CompiledRule { name, message, message_expression, test } in &self.rules {
+            let message = || {
+                let own = message_expression.as_ref().and_then(|own| own.text(scope, until));
+                own.unwrap_or_else(|| message.clone())
+            };
             if Instant::now() > until {
                 let message = "the policies could not be evaluated in time; try again".to_owned();
                 findings.push(finding(name, PolicyAction::Deny, None, message));
@@ -198,8 +226,9 @@ impl Policy {
             match test {
                 Test::Cel(expression) => match expression.holds(scope, until) {
                     Ok(true) => {}
-                    Ok(false) => findings.push(finding(name, self.action, None, message.clone())),
+                    Ok(false) => findings.push(finding(name, self.action, None, message())),
                     Err(failure) => {
+                        let message = message();
                         let message = format!("{message} (the rule could not be evaluated: {failure})");
                         findings.push(finding(name, self.action, None, message));
                     }
@@ -208,12 +237,8 @@ impl Policy {
                     let places = path.places(subject.object).into_iter();
                     let broken = places.filter_map(|place| Some((check.problem(place.value)?, place.path)));
                     for (problem, path) in broken.take(PLACES_SHOWN) {
-                        findings.push(finding(
-                            name,
-                            self.action,
-                            Some(path),
-                            format!("it {problem}; {message}"),
-                        ));
+                        let message = format!("it {problem}; {}", message());
+                        findings.push(finding(name, self.action, Some(path), message));
                     }
                 }
             }
@@ -224,7 +249,18 @@ impl Policy {
 impl CompiledRule {
     /// `None` for what [`Validate`] refuses; it is asked first.
     fn compile(rule: &PolicyRule) -> Option<Self> {
-        let PolicyRule { name, message, cel, field, regex, range, required, forbidden, schema } = rule;
+        let PolicyRule {
+            name,
+            message,
+            message_expression,
+            cel,
+            field,
+            regex,
+            range,
+            required,
+            forbidden,
+            schema,
+        } = rule;
         let test = match (cel, field) {
             (Some(cel), None) => Test::Cel(Expression::compile(cel).ok()?),
             (None, Some(field)) => {
@@ -240,19 +276,25 @@ impl CompiledRule {
             }
             _ => return None,
         };
-        Some(Self { name: name.clone(), message: message.clone(), test })
+        let message_expression = match message_expression {
+            None => None,
+            Some(expression) => Some(Expression::compile(expression).ok()?),
+        };
+        Some(Self { name: name.clone(), message: message.clone(), message_expression, test })
     }
 }
 
 /// A scope with the variables that these policies use; converting an object that no expression looks at is wasted.
 fn scope(policies: &[&Policy], subject: &Subject<'_>) -> Context<'static> {
     let variables: BTreeSet<Variable> = policies.iter().flat_map(|policy| policy.variables()).collect();
+    let usage = subject.usage.map(|usage| json!(usage));
     cel::scope(&variables, |variable| match variable {
         Variable::Object => Some(subject.object),
         Variable::OldObject => subject.old_object,
         Variable::Request => subject.request,
         Variable::NamespaceObject => subject.namespace,
         Variable::Pipeline => subject.pipeline,
+        Variable::Usage => usage.as_ref(),
     })
 }
 

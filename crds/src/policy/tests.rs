@@ -37,6 +37,7 @@ fn findings(policies: impl IntoIterator<Item = Policy>, object: &Value) -> Vec<F
         request: Some(&request),
         namespace: Some(&namespace),
         pipeline: Some(&pipeline),
+        usage: Some(Usage { active_runs: 3, parallelism: 40 }),
     };
     let until = Instant::now() + Duration::from_millis(500);
     policies.into_iter().collect::<PolicySet>().judge(&subject, &BTreeMap::new(), until)
@@ -51,6 +52,7 @@ fn expressions_see_the_object_the_request_the_namespace_and_the_pipeline() {
     for holds in [
         "object.spec.execution.parallelism <= 50",
         "object.metadata.namespace == namespaceObject.metadata.name",
+        "usage.activeRuns == 3 && usage.parallelism + object.spec.execution.parallelism <= 60",
         "oldObject == null && request.operation == 'CREATE'",
         "pipeline.spec.filters.all(f, f.name.startsWith('a'))",
         "!has(object.spec.sink)",
@@ -75,6 +77,26 @@ fn a_broken_rule_is_named_with_the_authors_message() {
     let found = findings([policy(field)], &run());
     let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
     assert_eq!(shown, ["spec.execution.parallelism: it is \"20\", above 10; at most 10 [policy p/r]"]);
+}
+
+#[test]
+fn a_message_can_be_computed_and_falls_back_to_the_written_one() {
+    let said = |expression: &str| {
+        let rule =
+            json!({ "name": "r", "message": "at most 10", "cel": "false", "messageExpression": expression });
+        let field = json!({ "name": "f", "message": "at most 10", "field": "spec.text", "forbidden": true,
+                            "messageExpression": expression });
+        let found = findings([policy(json!([rule, field]))], &run());
+        assert!(found[1].message.ends_with(&found[0].message), "{found:?}");
+        found[0].message.clone()
+    };
+    assert_eq!(said("'at most 10, not ' + string(object.spec.execution.parallelism)"), "at most 10, not 20");
+    let long = format!("'{}'", "a".repeat(1_025));
+    for without_text in ["object.spec.nothing", "5", "''", "'two\\nlines'", long.as_str()] {
+        assert_eq!(said(without_text), "at most 10", "{without_text}");
+    }
+    let rule = json!([{ "name": "r", "message": "no", "cel": "false", "messageExpression": "objekt.spec" }]);
+    assert!(policy(rule).problems()[0].to_string().starts_with("spec.rules[0].messageExpression"));
 }
 
 #[test]
@@ -178,6 +200,7 @@ fn past_the_deadline_what_is_not_evaluated_denies() {
         request: None,
         namespace: None,
         pipeline: None,
+        usage: None,
     };
     let set: PolicySet = [cel("true")].into_iter().collect();
     let found = set.judge(&subject, &BTreeMap::new(), Instant::now() - Duration::from_millis(1));

@@ -97,7 +97,25 @@ fn check_selector(at: &Path, selector: &LabelSelector, out: &mut Findings) {
 }
 
 fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
-    let PolicyRule { name: _, message: _, cel, field, regex, range, required, forbidden, schema } = rule;
+    let PolicyRule {
+        name: _,
+        message: _,
+        message_expression,
+        cel,
+        field,
+        regex,
+        range,
+        required,
+        forbidden,
+        schema,
+    } = rule;
+    if let Some(expression) = message_expression
+        && let Err(error) = Expression::compile(expression)
+    {
+        let message = format!("{} is not a usable CEL expression ({error})", quote(expression));
+        let fix = "write an expression whose value is a text, for example 'at most 50, not ' + string(object.spec.execution.parallelism)";
+        out.add(&at.field("messageExpression"), Rule::PolicyCel, message, fix);
+    }
     let checks =
         [regex.is_some(), range.is_some(), required.is_some(), forbidden.is_some(), schema.is_some()]
             .into_iter()

@@ -97,7 +97,14 @@ pub struct PolicyRule {
     #[schemars(length(min = 1, max = 1024))]
     pub message: String,
 
-    /// CEL expression that must be true, over `object`, `oldObject`, `request`, `namespaceObject` and, for runs, `pipeline`.
+    /// CEL expression whose text is shown in place of `message`, over the same variables as `cel`. If it has no text for
+    /// an object, `message` is shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub message_expression: Option<String>,
+
+    /// CEL expression that must be true, over `object`, `oldObject`, `request`, `namespaceObject`, and, for runs, `pipeline`
+    /// and `usage`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub cel: Option<String>,

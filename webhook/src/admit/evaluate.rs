@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crds::policy::{Finding, PolicySet, Subject};
+use crds::policy::{Finding, PolicySet, Subject, Usage};
 use crds::v1alpha1::{PolicyAction, PolicyTarget};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -34,6 +34,7 @@ pub(super) struct Question {
     pub(super) request: Request,
     pub(super) namespace: Arc<KnownNamespace>,
     pub(super) pipeline: Option<Arc<KnownPipeline>>,
+    pub(super) usage: Option<Usage>,
     pub(super) policies: Arc<PolicySet>,
 }
 
@@ -48,7 +49,7 @@ impl Evaluator {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Late> {
-        self.run(self.limit, work).await
+        self.run(self.limit, |_until| work()).await
     }
 
     /// What breaks a policy. What cannot be evaluated in time breaks it too: otherwise a slow moment would be a way
@@ -58,8 +59,8 @@ impl Evaluator {
         if !question.policies.iter().any(|policy| policy.selects(question.target, labels)) {
             return Vec::new();
         }
-        let (until, started) = (Instant::now() + self.limit, Instant::now());
-        let judged = self.run(self.limit + GRACE, move || question.judge(until)).await;
+        let started = Instant::now();
+        let judged = self.run(self.limit + GRACE, move |until| question.judge(until)).await;
         metrics.policies_evaluated(started.elapsed());
         judged.unwrap_or_else(|late| {
             vec![Finding {
@@ -73,29 +74,34 @@ impl Evaluator {
     }
 
     /// The slot is given back when the work ends, not when the waiting does: work that hangs must not let more in.
+    ///
+    /// Waiting for a slot does not use up the time of the work: under load the policies would be called broken although
+    /// nobody had looked at them. It counts against the time of the whole answer, and who waits too long is told to come
+    /// back.
     async fn run<T: Send + 'static>(
         &self,
         limit: Duration,
-        work: impl FnOnce() -> T + Send + 'static,
+        work: impl FnOnce(Instant) -> T + Send + 'static,
     ) -> Result<T, Late> {
-        let slots = Arc::clone(&self.slots);
-        let run = async move {
-            let slot = slots.acquire_owned().await.map_err(|_closed| Late)?;
-            let work = move || {
-                let done = work();
-                drop(slot);
-                done
-            };
-            // A panic ends here, and is an answer like any other.
-            tokio::task::spawn_blocking(work).await.map_err(|_panic| Late)
+        let slot = Arc::clone(&self.slots).acquire_owned().await.map_err(|_closed| Late)?;
+        let until = Instant::now() + self.limit;
+        let work = move || {
+            let done = work(until);
+            drop(slot);
+            done
         };
-        timeout(limit, run).await.unwrap_or(Err(Late))
+        // A panic ends here, and is an answer like any other.
+        match timeout(limit, tokio::task::spawn_blocking(work)).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(_panic)) => Err(Late),
+            Err(_elapsed) => Err(Late),
+        }
     }
 }
 
 impl Question {
     fn judge(self, until: Instant) -> Vec<Finding> {
-        let Self { target, request, namespace, pipeline, policies } = &self;
+        let Self { target, request, namespace, pipeline, usage, policies } = &self;
         let subject = Subject {
             target: *target,
             object: &request.object,
@@ -103,6 +109,7 @@ impl Question {
             request: Some(&request.about),
             namespace: Some(&namespace.json),
             pipeline: pipeline.as_deref().map(|pipeline| &pipeline.json),
+            usage: *usage,
         };
         policies.judge(&subject, &namespace.labels, until)
     }
@@ -116,17 +123,27 @@ mod tests {
     async fn work_that_hangs_is_given_up_and_keeps_its_slot() {
         let evaluator = Evaluator::new(1, Duration::from_millis(50));
         let (release, wait) = std::sync::mpsc::channel::<()>();
-        assert!(evaluator.run(Duration::from_millis(50), move || wait.recv()).await.is_err());
-        // Its slot is still taken: others wait, and are told.
-        assert!(evaluator.run(Duration::from_millis(50), || 1).await.is_err());
+        assert!(evaluator.run(Duration::from_millis(50), move |_| wait.recv()).await.is_err());
+        // Its slot is still taken: others wait.
+        let other = evaluator.run(Duration::from_millis(50), |_| 1);
+        assert!(timeout(Duration::from_millis(200), other).await.is_err());
         release.send(()).unwrap();
-        assert_eq!(evaluator.run(Duration::from_secs(5), || 1).await.ok(), Some(1));
+        assert_eq!(evaluator.run(Duration::from_secs(5), |_| 1).await.ok(), Some(1));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn waiting_for_a_slot_uses_up_no_time_of_the_work() {
+        let evaluator = Evaluator::new(1, Duration::from_secs(5));
+        let slow = evaluator.run(Duration::from_secs(5), |_| std::thread::sleep(Duration::from_millis(300)));
+        let next = evaluator.run(Duration::from_secs(5), |until| until.duration_since(Instant::now()));
+        let (_, left) = tokio::join!(slow, next);
+        assert!(left.unwrap() > Duration::from_millis(4_800));
     }
 
     #[tokio::test]
     async fn a_panic_is_an_answer() {
         let evaluator = Evaluator::new(1, Duration::from_secs(1));
-        assert!(evaluator.run(Duration::from_secs(1), || panic!("as a test")).await.is_err());
-        assert_eq!(evaluator.run(Duration::from_secs(1), || 1).await.ok(), Some(1));
+        assert!(evaluator.run(Duration::from_secs(1), |_| panic!("as a test")).await.is_err());
+        assert_eq!(evaluator.run(Duration::from_secs(1), |_| 1).await.ok(), Some(1));
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crds::policy::Finding;
+use crds::policy::{Finding, Policy};
 use crds::rules::{self, Context, EndpointPolicy, Kind, Violation};
-use crds::v1alpha1::{PipelineRun, PolicyAction, ReferenceGrant};
+use crds::v1alpha1::{PipelineRun, PolicyAction, PolicyTarget, ReferenceGrant};
 use serde_json::Value;
 
 use super::evaluate::Question;
@@ -30,7 +30,11 @@ impl Admission {
             }
         }
         if answer.allowed() {
+            let asker = (request.namespace.clone(), request.name.clone());
             self.policies(request, pipeline, &mut answer).await;
+            if !answer.allowed() {
+                self.world.give_back(&asker);
+            }
         }
         answer
     }
@@ -124,7 +128,7 @@ impl Admission {
         }
         let asker: Key = (namespace.clone(), name.clone());
         let Some(id) = run_id(&run, namespace, name) else { return };
-        if let Some((namespace, name)) = self.world.taken(&id, &asker, !dry_run) {
+        if let Some((namespace, name)) = self.world.taken(&id, &asker, (!dry_run).then_some(&run)) {
             let field = if run.spec.queue.is_some() { "spec.queue" } else { "metadata.name" };
             answer.reasons.push(format!(
                 "{field}: the runId {:?} belongs to PipelineRun \"{namespace}/{name}\"; choose another, or leave spec.queue out and one is derived from namespace and name",
@@ -140,7 +144,11 @@ impl Admission {
             Ok(namespace) => namespace,
             Err(problem) => return answer.reasons.push(problem),
         };
-        let question = Question { target, request, namespace, pipeline, policies };
+        let quotas =
+            |policy: &Arc<Policy>| policy.selects(target, &namespace.labels) && policy.looks_at_usage();
+        let usage = (target == PolicyTarget::PipelineRun && policies.iter().any(quotas))
+            .then(|| self.world.usage_of_others(&(request.namespace.clone(), request.name.clone())));
+        let question = Question { target, request, namespace, pipeline, usage, policies };
         for finding in self.evaluator.judge(question, &self.metrics).await {
             let Finding { policy, rule, action, .. } = &finding;
             self.metrics.policy_broken(policy, rule, *action);
