@@ -121,6 +121,7 @@ fn engine(count: usize) -> Duration {
         request: Some(&request),
         namespace: None,
         pipeline: Some(&pipeline),
+        usage: None,
     };
     let started = Instant::now();
     for _ in 0..ROUNDS {

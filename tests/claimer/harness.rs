@@ -240,24 +240,10 @@ fn environment(
     env
 }
 
-/// The program, built once. `cargo test` builds only what belongs to this package.
+/// The program, built once.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let mut build =
-            std::process::Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-        build.args(["build", "--locked", "-p", "claimer", "--message-format=json"]).current_dir(root);
-        let output = build.stderr(Stdio::inherit()).output().unwrap();
-        assert!(output.status.success(), "the claimer does not build");
-        let messages = String::from_utf8(output.stdout).unwrap();
-        messages
-            .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-            .filter(|message| message["target"]["name"] == "claimer")
-            .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .unwrap()
-    })
+    PROGRAM.get_or_init(|| tests::program::program("claimer"))
 }
 
 /// The high-water mark of a process, asked for until the process is gone.

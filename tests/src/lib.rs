@@ -11,6 +11,8 @@ pub mod examples;
 pub mod fake;
 pub mod generated;
 pub mod model;
+pub mod program;
+pub mod rule_cases;
 pub mod s3;
 pub mod valkey;
 

@@ -1,203 +1,19 @@
-//! A real API server calls the real program. The webhook runs on the host, where the API server reaches it at 10.87.0.1,
-//! and makes its certificate itself: these tests also show that the API server is told to trust it.
+//! The real API server asks the real program, and users read the answers.
 
+use std::fmt::Write as _;
 use std::fs;
-use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crds::rules::Rule;
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::gvk::GroupVersionKind;
-use kube::{Api, Client};
 use serde_json::{Value, json};
-use testbed::{Doing, Namespace, Testbed};
-use tests::examples::{pipeline, policy, run, with};
+use testbed::Doing;
+use tests::examples::{grant, pipeline, policy, run, with};
 use tests::generated::root;
+use tests::rule_cases::{Case, cases};
 
-const HOST: &str = "10.87.0.1";
-const WAIT: Duration = Duration::from_secs(60);
-
-/// One replica; it ends when this is dropped.
-struct Replica {
-    process: Child,
-    port: u16,
-}
-
-impl Drop for Replica {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// A cluster with the CRDs, a namespace, and replicas that its API server calls.
-struct Cluster {
-    testbed: Testbed,
-    namespace: Namespace,
-    configuration: String,
-}
-
-impl Cluster {
-    async fn start(prefix: &str) -> Self {
-        let testbed = Testbed::start_or_reuse().await.unwrap();
-        tests::crds_on_cluster::install(&testbed).await;
-        let namespace = testbed.labelled_namespace(prefix, &[("webhook", prefix)]).await.unwrap();
-        let configuration = namespace.name.clone();
-        Self { testbed, namespace, configuration }
-    }
-
-    fn client(&self) -> Client {
-        self.testbed.client()
-    }
-
-    /// Starts a replica and waits until it is ready.
-    async fn replica(&self) -> Replica {
-        let free = || TcpListener::bind((HOST, 0)).unwrap().local_addr().unwrap().port();
-        let (port, health) = (free(), free());
-        let log = self.testbed.paths().logs().join(format!("webhook-{port}.log"));
-        let process = Command::new(program())
-            .env("KUBECONFIG", self.testbed.paths().kubeconfig())
-            .args(["--listen", &format!("{HOST}:{port}"), "--health-listen", &format!("{HOST}:{health}")])
-            .args(["--namespace", &self.namespace.name, "--configuration", &self.configuration])
-            .args(["--name", HOST, "--shutdown-delay", "1s", "--log", "info,webhook=debug"])
-            .stderr(fs::File::create(log).unwrap())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let replica = Replica { process, port };
-        let ready = async || {
-            let answer = http_get(&format!("{HOST}:{health}"), "/readyz").await;
-            Ok(answer.is_some_and(|text| text.contains("200 OK")).then_some(()))
-        };
-        self.testbed.eventually("the webhook is ready", WAIT, ready).await.unwrap();
-        replica
-    }
-
-    /// Lets the API server call this replica, for objects of the test's namespace and for policies.
-    async fn route_to(&self, replica: &Replica) {
-        let webhook = |step: &str, kind: &str, resource: &str, operations: &[&str], cluster: bool| {
-            let mut webhook = json!({
-                "name": format!("{resource}.{step}.filter.plainsight.ai"),
-                "clientConfig": { "url": format!("https://{HOST}:{}/{step}/{kind}", replica.port) },
-                "rules": [{ "apiGroups": ["filter.plainsight.ai"], "apiVersions": ["v1alpha1"], "operations": operations, "resources": [resource] }],
-                "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 10, "failurePolicy": "Fail"
-            });
-            if !cluster {
-                webhook["namespaceSelector"] =
-                    json!({ "matchLabels": { "kubernetes.io/metadata.name": self.namespace.name } });
-            }
-            webhook
-        };
-        let kinds = [
-            ("pipeline", "pipelines", false),
-            ("pipelinerun", "pipelineruns", false),
-            ("pipelinepolicy", "pipelinepolicies", true),
-            ("referencegrant", "referencegrants", false),
-        ];
-        let all = |step: &str, operations: &[&str]| -> Vec<Value> {
-            kinds
-                .iter()
-                .map(|(kind, resource, cluster)| webhook(step, kind, resource, operations, *cluster))
-                .collect()
-        };
-        for (kind, webhooks) in [
-            ("MutatingWebhookConfiguration", all("mutate", &["CREATE", "UPDATE"])),
-            ("ValidatingWebhookConfiguration", all("validate", &["CREATE", "UPDATE", "DELETE"])),
-        ] {
-            let object = json!({
-                "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
-                "metadata": { "name": self.configuration }, "webhooks": webhooks
-            });
-            self.api(&object)
-                .patch(&self.configuration, &PatchParams::apply("test").force(), &Patch::Apply(&object))
-                .await
-                .unwrap();
-        }
-        // The replica notices within a minute; a test does not want to wait, so it does what the replica would.
-        let secret: Secret =
-            Api::namespaced(self.client(), &self.namespace.name).get("openfilter-webhook-tls").await.unwrap();
-        let bundle = String::from_utf8(secret.data.unwrap()["ca.crt"].0.clone()).unwrap();
-        webhook::tls::bundle::publish(&self.client(), &self.configuration, &bundle).await.unwrap();
-    }
-
-    fn api(&self, object: &Value) -> Api<DynamicObject> {
-        let (version, kind) = (object["apiVersion"].as_str().unwrap(), object["kind"].as_str().unwrap());
-        let (group, version) = version.rsplit_once('/').unwrap_or(("", version));
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        match kind {
-            "Pipeline" | "PipelineRun" | "ReferenceGrant" | "Secret" => {
-                Api::namespaced_with(self.client(), &self.namespace.name, &resource)
-            }
-            _ => Api::all_with(self.client(), &resource),
-        }
-    }
-
-    fn placed(&self, object: Value, name: &str) -> Value {
-        let object = with(object, "/metadata/name", json!(name));
-        match object["kind"].as_str().unwrap() {
-            "PipelinePolicy" => object,
-            _ => with(object, "/metadata/namespace", json!(self.namespace.name)),
-        }
-    }
-
-    async fn create(&self, object: &Value, dry_run: bool) -> Result<DynamicObject, String> {
-        let params = PostParams { dry_run, field_manager: None };
-        let typed = serde_json::from_value(object.clone()).unwrap();
-        self.api(object).create(&params, &typed).await.map_err(|error| error.to_string())
-    }
-
-    fn secret(&self) -> Value {
-        json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "camera-keys", "namespace": self.namespace.name },
-            "stringData": { "accessKeyId": "a", "secretAccessKey": "b" }
-        })
-    }
-
-    fn run(&self, name: &str) -> Value {
-        with(self.placed(run(), name), "/spec/queue", Value::Null)
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let kubectl = |kind: &str| {
-            let _ = Command::new(self.testbed.paths().bin("kubectl"))
-                .arg(format!("--kubeconfig={}", self.testbed.paths().kubeconfig().display()))
-                .args(["delete", kind, &self.configuration, "--ignore-not-found"])
-                .output();
-        };
-        kubectl("validatingwebhookconfiguration");
-        kubectl("mutatingwebhookconfiguration");
-    }
-}
-
-/// The program itself, built once.
-fn program() -> PathBuf {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let built = Command::new(cargo)
-        .args(["build", "--locked", "-p", "webhook", "--message-format=json"])
-        .current_dir(root())
-        .output()
-        .unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let text = String::from_utf8(built.stdout).unwrap();
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut programs = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
-    programs.rfind(|path| path.ends_with("webhook")).expect("cargo names the program")
-}
-
-async fn http_get(address: &str, path: &str) -> Option<String> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let mut stream = tokio::net::TcpStream::connect(address).await.ok()?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.ok()?;
-    Some(text)
-}
+use crate::on_cluster::{Cluster, WAIT};
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
@@ -298,51 +114,116 @@ async fn with_the_webhook_down_nothing_is_stored_and_with_it_back_everything_wor
     cluster.testbed.eventually("runs are stored again", WAIT, works).await.unwrap();
 }
 
-/// The messages of the ready-made policies, and of their equivalents inside the API server.
+/// Every rule, as the user meets it: with kubectl, and as what else the API server looks at comes before or after it.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "starts a cluster, which needs root: make test"]
+async fn every_rule_refuses_its_mistake_and_kubectl_shows_why() {
+    let cluster = Cluster::start("rules").await;
+    for name in ["team-a", "shared"] {
+        cluster.apply(&json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }));
+    }
+    for object in [with(cluster.secret(), "/metadata/namespace", json!("team-a")), grant(), pipeline()] {
+        cluster.apply(&object);
+    }
+    let replica = cluster.replica().await;
+    cluster.route_everything_to(&replica).await;
+    let (mut text, mut stored) = (String::new(), vec!["Pipeline", "ReferenceGrant"]);
+    let mut try_case = |Case { rule, object, pointer, bad, good }: Case, stored: &[&str]| {
+        let [bad, good] = [bad, good].map(|value| {
+            // Not `apply`, which mends what is missing with what is stored.
+            let verb =
+                if stored.contains(&object()["kind"].as_str().unwrap()) { "replace" } else { "create" };
+            cluster.kubectl(&[verb, "--dry-run=server", "-f", "-"], &with(object(), pointer, value))
+        });
+        assert!(!bad.0, "{rule}: {pointer} was admitted: {}", bad.1);
+        assert!(good.0, "{rule}: the correction of {pointer} was refused: {}", good.1);
+        writeln!(text, "--- {rule}: {pointer}\n{}", bad.1.trim_end()).unwrap();
+    };
+    let (later, now): (Vec<Case>, Vec<Case>) =
+        cases().into_iter().partition(|case| case.rule == Rule::Immutable);
+    now.into_iter().for_each(|case| try_case(case, &stored));
+    cluster.apply(&run());
+    stored.push("PipelineRun");
+    later.into_iter().for_each(|case| try_case(case, &stored));
+    insta::assert_snapshot!(text);
+}
+
+/// The ready-made policies and their equivalents inside the API server, in the namespaces that their examples name.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
     let cluster = Cluster::start("ready").await;
     let replica = cluster.replica().await;
-    cluster.route_to(&replica).await;
+    cluster.route_everything_to(&replica).await;
     let mut folders: Vec<PathBuf> =
         fs::read_dir(root().join("policies")).unwrap().map(|entry| entry.unwrap().path()).collect();
     folders.retain(|path| path.is_dir());
     folders.sort();
     for folder in folders {
         let name = folder.file_name().unwrap().to_str().unwrap();
-        // These look at the name or the labels of namespaces that the examples bring along; the offline test has them.
-        if ["max-parallelism", "own-buckets", "no-default-namespace", "own-run-ids", "gpu-parallelism"]
-            .contains(&name)
-        {
-            continue;
-        }
         let read = |file: &str| -> Vec<Value> {
-            serde_saphyr::from_multiple(&fs::read_to_string(folder.join(file)).unwrap()).unwrap()
+            let Ok(text) = fs::read_to_string(folder.join(file)) else { return Vec::new() };
+            serde_saphyr::from_multiple(&text).unwrap()
         };
-        let mut policy = read("policy.yaml").remove(0);
-        policy["spec"]["namespaceSelector"] =
-            json!({ "matchLabels": { "kubernetes.io/metadata.name": cluster.namespace.name } });
-        cluster.create(&policy, false).await.unwrap();
+        let targets = read("policy.yaml")[0]["spec"]["appliesTo"].clone();
         let examples = |file: &str| -> Vec<Value> {
-            read(file)
-                .into_iter()
-                .map(|object| {
-                    let name = object["metadata"]["name"].as_str().unwrap().to_owned();
-                    cluster.placed(object, &name)
-                })
-                .collect()
+            let (namespaces, objects): (Vec<Value>, Vec<Value>) =
+                read(file).into_iter().partition(|object| object["kind"] == "Namespace");
+            let named = objects
+                .iter()
+                .map(|object| &object["metadata"]["namespace"])
+                .map(|name| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }));
+            // The ones with labels last: they are the ones that count.
+            named.chain(namespaces).filter(|object| object["metadata"]["name"] != "default").for_each(
+                |namespace| {
+                    cluster.apply(&namespace);
+                },
+            );
+            // What the policy is not about is there for what it is about: the Pipeline of a run, say.
+            let (judged, others): (Vec<Value>, Vec<Value>) =
+                objects.into_iter().partition(|object| targets.as_array().unwrap().contains(&object["kind"]));
+            others.iter().for_each(|object| cluster.apply(object));
+            judged
         };
-        let (rejected, accepted) = (examples("reject.yaml"), examples("accept.yaml"));
-        let refused = async || Ok(cluster.create(&rejected[0], true).await.err());
-        cluster.testbed.eventually(&format!("{name} is enforced"), WAIT, refused).await.unwrap();
-        for object in &rejected {
-            let message = cluster.create(object, true).await.expect_err(name);
-            assert!(message.contains(&format!("[policy {name}/")), "{message}");
+        for (engine, policies) in
+            [("policy", read("policy.yaml")), ("ValidatingAdmissionPolicy", read("vap.yaml"))]
+        {
+            policies.iter().for_each(|policy| cluster.apply(policy));
+            if policies.is_empty() {
+                continue;
+            }
+            let rejected = examples("reject.yaml");
+            for object in &rejected {
+                let refused = async || Ok(cluster.create_anywhere(object).await.err());
+                let what = format!("{} is refused by {engine} {name}", object["metadata"]["name"]);
+                let message = cluster.testbed.eventually(&what, WAIT, refused).await.unwrap();
+                let by = if engine == "policy" {
+                    format!("[policy {name}/")
+                } else {
+                    format!("'openfilter-{name}'")
+                };
+                assert!(message.contains(&by), "{message}");
+            }
+            let accepted = examples("accept.yaml");
+            for object in &accepted {
+                let admitted = async || Ok(cluster.create_anywhere(object).await.ok());
+                let what = format!("{} is admitted by {engine} {name}", object["metadata"]["name"]);
+                cluster.testbed.eventually(&what, WAIT, admitted).await.unwrap();
+            }
+            for policy in policies.iter().rev() {
+                let kind = policy["kind"].as_str().unwrap();
+                let gone = cluster
+                    .kubectl(&["delete", kind, policy["metadata"]["name"].as_str().unwrap()], &Value::Null);
+                assert!(gone.0, "{}", gone.1);
+            }
+            // What examples stand on; the next ones have others of the same names.
+            cluster.kubectl(&["delete", "pipelines", "--all", "--all-namespaces"], &Value::Null);
+            let forgotten = async || Ok(cluster.create_anywhere(&rejected[0]).await.ok());
+            cluster
+                .testbed
+                .eventually(&format!("{engine} {name} is forgotten"), WAIT, forgotten)
+                .await
+                .unwrap();
         }
-        for object in &accepted {
-            cluster.create(object, true).await.unwrap_or_else(|message| panic!("{name}: {message}"));
-        }
-        cluster.api(&policy).delete(name, &Default::default()).await.unwrap();
     }
 }

@@ -8,6 +8,7 @@ mod fuzz;
 mod gitops;
 mod harness;
 mod messages;
+mod on_cluster;
 mod policies;
 mod protocol;
 mod tls;

@@ -1,0 +1,149 @@
+//! `make bench`, admission part, on the real API server: how much longer the create of a run takes when sixteen rules are
+//! asked, by the API server itself (ValidatingAdmissionPolicy) and by the webhook (PipelinePolicy). The three cases take
+//! turns on the same objects, so that a noisy machine is noisy for all of them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
+
+#[path = "../webhook/on_cluster.rs"]
+mod on_cluster;
+
+use std::time::{Duration, Instant};
+
+use on_cluster::{Cluster, Replica, WAIT};
+use serde_json::{Value, json};
+use tests::examples::with;
+
+const RULES: usize = 16;
+const ROUNDS: usize = 5;
+const CREATES: usize = 200;
+/// Two calls over TLS, to default and to validate, take longer than rules in the same process; this is how much longer
+/// a create may take with them than without, at the median.
+const SLOWER_MAX: f64 = 4.0;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Judge {
+    Nobody,
+    ApiServer,
+    Webhook,
+}
+
+fn main() {
+    // `cargo test --benches` asks for tests, of which there are none.
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let cluster = Cluster::start("bench").await;
+        let replica = cluster.replica().await;
+        let judges = [Judge::Nobody, Judge::ApiServer, Judge::Webhook];
+        let mut took = judges.map(|_| Vec::new());
+        for _ in 0..ROUNDS {
+            for (judge, took) in judges.iter().zip(&mut took) {
+                install(&cluster, &replica, *judge).await;
+                took.extend(creates(&cluster).await);
+                remove(&cluster, *judge).await;
+            }
+        }
+        took.iter_mut().for_each(|took| took.sort());
+        let at = |took: &[Duration], share: f64| {
+            took[((took.len() - 1) as f64 * share) as usize].as_secs_f64() * 1_000.0
+        };
+        let alone = at(&took[0], 0.5);
+        println!(
+            "| {RULES} rules, {} creates | p50 | p99 | added at p50 | of a create |\n|---|---|---|---|---|",
+            took[0].len()
+        );
+        for (judge, took) in judges.iter().zip(&took) {
+            let (median, slow) = (at(took, 0.5), at(took, 0.99));
+            println!(
+                "| {judge:?} | {median:.2} ms | {slow:.2} ms | {:.2} ms | {:.2} |",
+                median - alone,
+                median / alone
+            );
+        }
+        let slower = at(&took[2], 0.5) / alone;
+        assert!(
+            slower <= SLOWER_MAX,
+            "with the webhook a create takes {slower:.2} of one without; the aim is ≤ {SLOWER_MAX}"
+        );
+    });
+}
+
+fn condition(rule: usize) -> String {
+    format!(
+        "object.spec.execution.parallelism <= {} && object.spec.pipelineRef.name.startsWith('thumb')",
+        100 + rule
+    )
+}
+
+/// The same rules, for either of the two.
+fn rules(cluster: &Cluster, judge: Judge) -> Vec<Value> {
+    let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": cluster.namespace.name } });
+    let (api, version) = ("admissionregistration.k8s.io/v1", "filter.plainsight.ai/v1alpha1");
+    let rule = |rule: usize| {
+        let name = format!("bench-{rule}");
+        match judge {
+            Judge::Nobody => vec![],
+            Judge::ApiServer => vec![
+                json!({ "apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": { "name": name }, "spec": {
+                    "matchConstraints": { "resourceRules": [{ "apiGroups": ["filter.plainsight.ai"], "apiVersions": ["v1alpha1"],
+                                                              "operations": ["CREATE", "UPDATE"], "resources": ["pipelineruns"] }] },
+                    "validations": [{ "expression": condition(rule), "message": "too many" }] } }),
+                json!({ "apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": name }, "spec": {
+                    "policyName": name, "validationActions": ["Deny"], "matchResources": { "namespaceSelector": selector } } }),
+            ],
+            Judge::Webhook => vec![
+                json!({ "apiVersion": version, "kind": "PipelinePolicy", "metadata": { "name": name }, "spec": {
+                "appliesTo": ["PipelineRun"], "namespaceSelector": selector,
+                "rules": [{ "name": "r", "message": "too many", "cel": condition(rule) }] } }),
+            ],
+        }
+    };
+    (0..RULES).flat_map(rule).collect()
+}
+
+async fn install(cluster: &Cluster, replica: &Replica, judge: Judge) {
+    if judge == Judge::Webhook {
+        cluster.route_to(replica).await;
+    }
+    rules(cluster, judge).iter().for_each(|rule| cluster.apply(rule));
+    // In force is what refuses by each of its rules.
+    for rule in (0..RULES).filter(|_| judge != Judge::Nobody) {
+        let refused = with(candidate(cluster), "/spec/execution/parallelism", json!(101 + rule));
+        let refusal = async || {
+            Ok(cluster
+                .create(&refused, true)
+                .await
+                .err()
+                .filter(|text| text.contains(&format!("bench-{rule}"))))
+        };
+        cluster.testbed.eventually("the rules are in force", WAIT, refusal).await.unwrap();
+    }
+}
+
+async fn remove(cluster: &Cluster, judge: Judge) {
+    cluster.remove_applied();
+    cluster.unroute();
+    let refused = with(candidate(cluster), "/spec/execution/parallelism", json!(1_000));
+    let admitted = async || Ok(cluster.create(&refused, true).await.ok());
+    cluster
+        .testbed
+        .eventually(&format!("the rules of {judge:?} are forgotten"), WAIT, admitted)
+        .await
+        .unwrap();
+}
+
+fn candidate(cluster: &Cluster) -> Value {
+    with(cluster.run("monday"), "/spec/execution/parallelism", json!(50))
+}
+
+/// Dry runs: admission is the same, and the disk is not measured.
+async fn creates(cluster: &Cluster) -> Vec<Duration> {
+    let object = candidate(cluster);
+    let mut took = Vec::with_capacity(CREATES);
+    for _ in 0..CREATES {
+        let started = Instant::now();
+        cluster.create(&object, true).await.unwrap();
+        took.push(started.elapsed());
+    }
+    took
+}

@@ -1,0 +1,249 @@
+//! A real API server that calls the real program. The webhook runs on the host, where the API server reaches it at
+//! 10.87.0.1, and makes its certificate itself: whatever uses this also shows that the API server is told to trust it.
+
+use std::fs;
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::gvk::GroupVersionKind;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use testbed::{Namespace, Testbed};
+use tests::examples::{run, with};
+use tests::program::program;
+
+const HOST: &str = "10.87.0.1";
+pub const WAIT: Duration = Duration::from_secs(60);
+
+/// One replica; it ends when this is dropped.
+pub struct Replica {
+    process: Child,
+    port: u16,
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A cluster with the CRDs, a namespace, and replicas that its API server calls.
+pub struct Cluster {
+    pub testbed: Testbed,
+    pub namespace: Namespace,
+    configuration: String,
+    /// What was made with [`Self::apply`] and goes with the cluster, first the last.
+    made: Mutex<Vec<Vec<String>>>,
+}
+
+impl Cluster {
+    pub async fn start(prefix: &str) -> Self {
+        let testbed = Testbed::start_or_reuse().await.unwrap();
+        tests::crds_on_cluster::install(&testbed).await;
+        let namespace = testbed.labelled_namespace(prefix, &[("webhook", prefix)]).await.unwrap();
+        let configuration = namespace.name.clone();
+        Self { testbed, namespace, configuration, made: Mutex::default() }
+    }
+
+    pub fn client(&self) -> Client {
+        self.testbed.client()
+    }
+
+    /// Starts a replica and waits until it is ready.
+    pub async fn replica(&self) -> Replica {
+        let free = || TcpListener::bind((HOST, 0)).unwrap().local_addr().unwrap().port();
+        let (port, health) = (free(), free());
+        let log = self.testbed.paths().logs().join(format!("webhook-{port}.log"));
+        let process = Command::new(program("webhook"))
+            .env("KUBECONFIG", self.testbed.paths().kubeconfig())
+            .args(["--listen", &format!("{HOST}:{port}"), "--health-listen", &format!("{HOST}:{health}")])
+            .args(["--namespace", &self.namespace.name, "--configuration", &self.configuration])
+            .args(["--name", HOST, "--shutdown-delay", "1s", "--log", "info,webhook=debug"])
+            .stderr(fs::File::create(log).unwrap())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let replica = Replica { process, port };
+        let ready = async || {
+            let answer = http_get(&format!("{HOST}:{health}"), "/readyz").await;
+            Ok(answer.is_some_and(|text| text.contains("200 OK")).then_some(()))
+        };
+        self.testbed.eventually("the webhook is ready", WAIT, ready).await.unwrap();
+        replica
+    }
+
+    /// Lets the API server call this replica, for objects of the test's namespace and for policies.
+    pub async fn route_to(&self, replica: &Replica) {
+        self.route(replica, false).await;
+    }
+
+    /// As [`Self::route_to`], for objects of all namespaces.
+    pub async fn route_everything_to(&self, replica: &Replica) {
+        self.route(replica, true).await;
+    }
+
+    async fn route(&self, replica: &Replica, everything: bool) {
+        let webhook = |step: &str, kind: &str, resource: &str, operations: &[&str], cluster: bool| {
+            let mut webhook = json!({
+                "name": format!("{resource}.{step}.filter.plainsight.ai"),
+                "clientConfig": { "url": format!("https://{HOST}:{}/{step}/{kind}", replica.port) },
+                "rules": [{ "apiGroups": ["filter.plainsight.ai"], "apiVersions": ["v1alpha1"], "operations": operations, "resources": [resource] }],
+                "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 10, "failurePolicy": "Fail"
+            });
+            if !cluster && !everything {
+                webhook["namespaceSelector"] =
+                    json!({ "matchLabels": { "kubernetes.io/metadata.name": self.namespace.name } });
+            }
+            webhook
+        };
+        let kinds = [
+            ("pipeline", "pipelines", false),
+            ("pipelinerun", "pipelineruns", false),
+            ("pipelinepolicy", "pipelinepolicies", true),
+            ("referencegrant", "referencegrants", false),
+        ];
+        let all = |step: &str, operations: &[&str]| -> Vec<Value> {
+            kinds
+                .iter()
+                .map(|(kind, resource, cluster)| webhook(step, kind, resource, operations, *cluster))
+                .collect()
+        };
+        for (kind, webhooks) in [
+            ("MutatingWebhookConfiguration", all("mutate", &["CREATE", "UPDATE"])),
+            ("ValidatingWebhookConfiguration", all("validate", &["CREATE", "UPDATE", "DELETE"])),
+        ] {
+            let object = json!({
+                "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
+                "metadata": { "name": self.configuration }, "webhooks": webhooks
+            });
+            self.api(&object)
+                .patch(&self.configuration, &PatchParams::apply("test").force(), &Patch::Apply(&object))
+                .await
+                .unwrap();
+        }
+        // The replica notices within a minute; a test does not want to wait, so it does what the replica would.
+        let secret: Secret =
+            Api::namespaced(self.client(), &self.namespace.name).get("openfilter-webhook-tls").await.unwrap();
+        let bundle = String::from_utf8(secret.data.unwrap()["ca.crt"].0.clone()).unwrap();
+        webhook::tls::bundle::publish(&self.client(), &self.configuration, &bundle).await.unwrap();
+    }
+
+    pub fn api(&self, object: &Value) -> Api<DynamicObject> {
+        let (version, kind) = (object["apiVersion"].as_str().unwrap(), object["kind"].as_str().unwrap());
+        let (group, version) = version.rsplit_once('/').unwrap_or(("", version));
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        match kind {
+            "Pipeline" | "PipelineRun" | "ReferenceGrant" | "Secret" => {
+                Api::namespaced_with(self.client(), &self.namespace.name, &resource)
+            }
+            _ => Api::all_with(self.client(), &resource),
+        }
+    }
+
+    pub fn placed(&self, object: Value, name: &str) -> Value {
+        let object = with(object, "/metadata/name", json!(name));
+        match object["kind"].as_str().unwrap() {
+            "PipelinePolicy" => object,
+            _ => with(object, "/metadata/namespace", json!(self.namespace.name)),
+        }
+    }
+
+    pub async fn create(&self, object: &Value, dry_run: bool) -> Result<DynamicObject, String> {
+        let params = PostParams { dry_run, field_manager: None };
+        let typed = serde_json::from_value(object.clone()).unwrap();
+        self.api(object).create(&params, &typed).await.map_err(|error| error.to_string())
+    }
+
+    /// Tries an object in the namespace that it names.
+    pub async fn create_anywhere(&self, object: &Value) -> Result<DynamicObject, String> {
+        let namespace = object["metadata"]["namespace"].as_str().unwrap();
+        let gvk = GroupVersionKind::gvk("filter.plainsight.ai", "v1alpha1", object["kind"].as_str().unwrap());
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client(), namespace, &ApiResource::from_gvk(&gvk));
+        let params = PostParams { dry_run: true, field_manager: None };
+        let typed = serde_json::from_value(object.clone()).unwrap();
+        api.create(&params, &typed).await.map_err(|error| error.to_string())
+    }
+
+    pub fn secret(&self) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "camera-keys", "namespace": self.namespace.name },
+            "stringData": { "accessKeyId": "a", "secretAccessKey": "b" }
+        })
+    }
+
+    pub fn run(&self, name: &str) -> Value {
+        with(self.placed(run(), name), "/spec/queue", Value::Null)
+    }
+}
+
+impl Cluster {
+    /// kubectl with this input: whether it succeeded, and all that it printed.
+    pub fn kubectl(&self, arguments: &[&str], input: &Value) -> (bool, String) {
+        let mut kubectl = Command::new(self.testbed.paths().bin("kubectl"))
+            .arg(format!("--kubeconfig={}", self.testbed.paths().kubeconfig().display()))
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = kubectl.stdin.take().unwrap();
+        stdin.write_all(input.to_string().as_bytes()).unwrap();
+        drop(stdin);
+        let output = kubectl.wait_with_output().unwrap();
+        let text = [output.stderr, output.stdout].map(|text| String::from_utf8(text).unwrap()).concat();
+        (output.status.success(), text)
+    }
+
+    /// Applies an object as it is; it goes with the cluster.
+    pub fn apply(&self, object: &Value) {
+        let (applied, text) =
+            self.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", "-"], object);
+        assert!(applied, "{text}");
+        let text =
+            |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (kind, name, namespace) = (text("/kind"), text("/metadata/name"), text("/metadata/namespace"));
+        let mut made = self.made.lock().unwrap();
+        made.push(vec![kind, name, format!("--namespace={namespace}")]);
+    }
+
+    /// Removes what was applied; returns when it is gone.
+    pub fn remove_applied(&self) {
+        for object in self.made.lock().unwrap().drain(..).rev() {
+            let object = object.iter().map(String::as_str);
+            let delete: Vec<&str> = ["delete", "--ignore-not-found"].into_iter().chain(object).collect();
+            let _ = self.kubectl(&delete, &Value::Null);
+        }
+    }
+
+    /// The API server calls nobody any more.
+    pub fn unroute(&self) {
+        for kind in ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"] {
+            let _ = self.kubectl(&["delete", kind, &self.configuration, "--ignore-not-found"], &Value::Null);
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.unroute();
+        self.remove_applied();
+    }
+}
+
+async fn http_get(address: &str, path: &str) -> Option<String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(address).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.ok()?;
+    Some(text)
+}
