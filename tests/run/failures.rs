@@ -11,6 +11,7 @@ use testbed::images::reference;
 use crate::harness::{Lab, condition, counts, filter, is_degraded_by, message, phase, timed};
 
 /// Trap 6: a run of only bad files ends as fast as its own back-off allows; the built-in Job controller would take hours.
+/// Trap 7: not one of the Job's completions is ever reached, and yet it ends, and no pod waits for a file.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn forty_files_that_all_fail_end_within_their_own_back_off() {

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crds::v1alpha1::{Phase, PipelineRun};
+use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use http::Method;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use testbed::{Doing, Fault, FaultyS3, Rule};
 
@@ -15,7 +15,8 @@ fn of(run: &PipelineRun, count: impl Fn(&crds::v1alpha1::Counts) -> i64) -> i64 
     run.status.as_ref().and_then(|status| status.counts.as_ref()).map_or(0, count)
 }
 
-/// Killed again and again, whatever it does: while it lists, while files are processed, and while the run ends.
+/// Killed again and again, whatever it does: while it lists, while files are processed, and while the run ends. Trap 9: also
+/// between the creation of the Job and the status that tells of it.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn an_operator_that_is_killed_again_and_again_loses_nothing() {
@@ -201,6 +202,32 @@ async fn storage_that_fails_costs_attempts_and_never_a_file() {
     assert!(reason("gone").starts_with("ObjectGone"), "{}", reason("gone"));
     assert!(reason("secret").starts_with("NoAccess"), "{}", reason("secret"));
     lab.check_left_nothing(&run).await;
+    lab.check_all_statuses();
+}
+
+/// Trap 16: listing has a task of its own, so that a storage that hangs holds up nobody but its own run. Told to slow down,
+/// the listing does, and goes on.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_whose_storage_hangs_delays_no_other() {
+    let lab = Lab::new("hangs").await;
+    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    lab.put_many("", 3, |_| "copy".to_owned()).await;
+    proxy.inject(Rule::every(Fault::SlowDown, "list-type=2").times(1));
+    proxy.inject(Rule::every(Fault::Slow(Duration::from_secs(25)), "list-type=2").times(1));
+    let mut bucket = lab.bucket();
+    bucket["endpoint"] = json!(proxy.url);
+    lab.pipeline(json!({"source": {"bucket": bucket}})).await;
+    lab.run("hangs", json!({})).await;
+    lab.until("hangs", "it is being listed", |run| phase(run) == Some(Phase::Listing)).await;
+    // A run is a snapshot: the Pipeline can be changed for the next.
+    let direct = json!({"spec": {"source": {"bucket": {"endpoint": lab.bucket()["endpoint"]}}}});
+    let changed = lab.api::<Pipeline>().patch("p", &PatchParams::default(), &Patch::Merge(direct)).await;
+    changed.unwrap();
+    lab.run("other", json!({})).await;
+    assert_eq!(counts(&lab.finished("other").await), (3, 3, 0));
+    assert_eq!(phase(&lab.get("hangs").await), Some(Phase::Listing), "the storage did not hang long enough");
+    assert_eq!(counts(&lab.finished("hangs").await), (3, 3, 0));
     lab.check_all_statuses();
 }
 

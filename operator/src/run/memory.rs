@@ -30,6 +30,8 @@ pub struct Memory {
     pub queue: Option<RunQueue>,
     /// The workers' Valkey user, and when it was last seen to be there.
     pub user: Option<(WorkerUser, Instant)>,
+    /// The bucket is listed to its end: from then on one look at the counts is enough for a pass.
+    pub listed: bool,
     /// The listing that is under way, or has failed.
     pub listing: Option<ListingTask>,
     /// Why it failed, and how far it had got.
@@ -75,6 +77,7 @@ impl Memory {
     /// The queue must be opened again: it was lost, closed, or begun anew.
     pub fn forget_queue(&mut self) {
         self.queue = None;
+        self.listed = false;
         self.listing = None;
         self.last_scan = None;
     }

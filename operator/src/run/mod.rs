@@ -135,6 +135,7 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
         // One that was asked for before the end, and came after it.
         let late: Vec<String> = view.pods.iter().map(|pod| pod.name.clone()).collect();
         workers::remove_pods(ctx, run, &late, true, memory).await?;
+        publish::acknowledge(ctx, run).await?;
         return Ok(Next::Done);
     }
     if !run.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
@@ -216,15 +217,18 @@ async fn advance(
     let snapshot = setup::snapshot(ctx, run, &run_id, memory).await?;
     setup::restore(ctx, run, &run_id, &snapshot, &queue, memory, RESYNC).await?;
     let prepared = Prepared { run_id, limits, snapshot, queue };
-    let stats = prepared.queue.stats().await?;
-    report.counts = Some(status::counts(&stats));
     report.start_time = Some(Time(Timestamp::now()));
-    if stats.listing != Listing::Complete && stats.state == queue::State::Open {
-        return list(ctx, uid, run, &prepared, &stats, memory, report).await;
-    }
-    if memory.listing.take().is_some() {
-        memory.lost = false;
-        ctx.tell(run, "Listed", format!("found {} files", stats.total));
+    if !memory.listed {
+        let stats = prepared.queue.stats().await?;
+        report.counts = Some(status::counts(&stats));
+        if stats.listing != Listing::Complete && stats.state == queue::State::Open {
+            return list(ctx, uid, run, &prepared, &stats, memory, report).await;
+        }
+        memory.listed = true;
+        if memory.listing.take().is_some() {
+            memory.lost = false;
+            ctx.tell(run, "Listed", format!("found {} files", stats.total));
+        }
     }
     process(ctx, view, &prepared, memory, report).await
 }

@@ -74,6 +74,19 @@ async fn write(ctx: &Context, mut run: PipelineRun, status: &PipelineRunStatus) 
     Ok(())
 }
 
+/// Says of a run that was changed after its end that this was seen. It does not matter to the run, but tools wait for it: a
+/// status of an older generation reads as "in progress".
+pub async fn acknowledge(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
+    let Some(status) = status::acknowledged(run) else { return Ok(()) };
+    let wanted = PipelineRun { status: Some(status), ..run.clone() };
+    let api: Api<PipelineRun> = ctx.api(run);
+    match api.replace_status(&run.name_any(), &PostParams::default(), &wanted).await {
+        // Changed or deleted meanwhile: the next pass sees it.
+        Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(()),
+        written => written.map(|_| ()).map_err(Error::kubernetes("write the status of a run that has ended")),
+    }
+}
+
 /// One event for each new obstacle, however many passes it stays.
 fn warn_once(ctx: &Context, run: &PipelineRun, report: &Report, memory: &mut Memory) {
     use Reason::{ContainerStartFailed, ImagePullFailed, PodsUnschedulable};

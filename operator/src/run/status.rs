@@ -123,6 +123,15 @@ pub fn is_finished(run: &PipelineRun) -> bool {
     })
 }
 
+/// The status of a run that was changed after it had ended: it says the same, of the generation that is there now.
+pub fn acknowledged(run: &PipelineRun) -> Option<PipelineRunStatus> {
+    let generation = run.metadata.generation;
+    let mut status = run.status.clone().filter(|status| status.observed_generation != generation)?;
+    status.observed_generation = generation;
+    status.conditions.iter_mut().for_each(|condition| condition.observed_generation = generation);
+    Some(status)
+}
+
 fn progress(counts: Counts) -> String {
     format!("{}/{}", counts.succeeded + counts.failed, counts.total_files)
 }
@@ -317,6 +326,29 @@ mod tests {
         assert!(
             good.conditions.iter().any(|condition| condition.message == "1 of 2 files succeeded, 1 failed")
         );
+    }
+
+    #[test]
+    fn a_change_after_the_end_is_acknowledged_and_changes_nothing_else() {
+        let outcome = Outcome {
+            succeeded: true,
+            reason: "Completed".to_owned(),
+            start_time: None,
+            completion_time: at(9),
+            job_name: None,
+            recent_failures: Vec::new(),
+        };
+        let mut run = run();
+        let ended = build(&run, &Report { outcome: Some(outcome), ..Report::default() }, &at(9));
+        run.status = Some(ended.clone());
+        assert_eq!(acknowledged(&run), None);
+        run.metadata.generation = Some(4);
+        let mut status = acknowledged(&run).unwrap();
+        assert!(status.conditions.iter().all(|condition| condition.observed_generation == Some(4)));
+        assert_eq!(status.observed_generation, Some(4));
+        status.observed_generation = Some(3);
+        status.conditions.iter_mut().for_each(|condition| condition.observed_generation = Some(3));
+        assert_eq!(status, ended);
     }
 
     /// Trap 28.
