@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 
 /// Often enough that every replica serves a new certificate, and trusts a new authority, well within the overlap.
 const LOOK: Duration = Duration::from_secs(60);
-/// While there is no certificate yet nothing can be served.
+/// While there is no certificate yet, or nobody trusts it, nothing can be served.
 const LOOK_AT_START: Duration = Duration::from_secs(2);
 
 /// Keeps the certificates.
@@ -58,13 +58,16 @@ pub enum ManagedError {
     /// It could not be used.
     #[error(transparent)]
     Use(#[from] PemError),
+    /// The API server does not know whom to trust.
+    #[error("the API server may not trust the webhook: {0}")]
+    Untrusted(#[source] Box<kube::Error>),
     /// Another replica wrote at the same moment; what it wrote is read next.
     #[error("another replica renews the certificates")]
     Beaten,
 }
 
 impl Managed {
-    /// Looks after the certificates for ever; `ready` is called when the first is taken up.
+    /// Looks after the certificates for ever; `ready` is called when the first is taken up and trusted.
     pub async fn keep(self, ready: impl FnOnce()) {
         let mut ready = Some(ready);
         loop {
@@ -84,16 +87,15 @@ impl Managed {
     /// One look: renew if it is time, take up what is there, and see that the API server trusts it.
     pub async fn pass(&self) -> Result<(), ManagedError> {
         let material = self.current(OffsetDateTime::now_utc()).await?;
-        // Trusted before it is served.
-        if let Err(error) = bundle::publish(&self.client, &self.configuration, &material.bundle).await {
-            warn!(%error, "the API server may not trust the webhook");
-        }
+        // Trusted before it is served. What cannot be told now (rights that were given a moment ago are not known to every
+        // API server at once) keeps the webhook from being ready, not from serving those who trust it already.
+        let told = bundle::publish(&self.client, &self.configuration, &material.bundle).await;
         let taken = self.certificates.take_up(material.certificate.as_bytes(), material.key.as_bytes())?;
         if let Some(expires) = taken {
             self.metrics.certificate_expires(expires);
             info!(secret = self.secret, expires, "took up a certificate");
         }
-        Ok(())
+        told.map_err(|error| ManagedError::Untrusted(Box::new(error)))
     }
 
     async fn current(&self, now: OffsetDateTime) -> Result<Material, ManagedError> {
