@@ -33,6 +33,8 @@ pub struct Module {
     package: &'static str,
     /// What the linker sets, so that the program knows its version.
     stamps: &'static [&'static str],
+    /// Files and folders of the package's module that are kept beside the program, under the same paths.
+    files: &'static [&'static str],
     /// How long the first build takes on two cores.
     takes: &'static str,
 }
@@ -48,12 +50,13 @@ pub(crate) const KUBERNETES: Module = Module {
         "k8s.io/component-base/version.gitMinor=36",
         "k8s.io/client-go/pkg/version.gitVersion=v1.36.3",
     ],
+    files: &[],
     takes: "8 minutes",
 };
 
 /// The cluster's DNS server.
 pub(crate) const COREDNS: Module =
-    Module { name: "coredns", version: "v1.15.0", package: ".", stamps: &[], takes: "2 minutes" };
+    Module { name: "coredns", version: "v1.15.0", package: ".", stamps: &[], files: &[], takes: "2 minutes" };
 
 /// Nodes that exist only in the API, for scale.
 pub(crate) const KWOK: Module = Module {
@@ -61,6 +64,7 @@ pub(crate) const KWOK: Module = Module {
     version: "v0.8.0",
     package: "sigs.k8s.io/kwok/cmd/kwok",
     stamps: &["sigs.k8s.io/kwok/pkg/consts.Version=v0.8.0"],
+    files: &[],
     takes: "3 minutes",
 };
 
@@ -70,12 +74,53 @@ pub(crate) const VERSITYGW: Module = Module {
     version: "v1.8.0",
     package: "github.com/versity/versitygw/cmd/versitygw",
     stamps: &["main.Version=v1.8.0"],
+    files: &[],
     takes: "3 minutes",
 };
 
 /// The other end of a connection in the testbed's own tests.
 pub(crate) const PEER: Module =
-    Module { name: "peer", version: "v1", package: ".", stamps: &[], takes: "20 seconds" };
+    Module { name: "peer", version: "v1", package: ".", stamps: &[], files: &[], takes: "20 seconds" };
+
+/// Flux: fetches Git repositories.
+pub const SOURCE_CONTROLLER: Module = Module {
+    name: "source-controller",
+    version: "v1.9.3",
+    package: "github.com/fluxcd/source-controller",
+    stamps: &[],
+    files: &["config/crd/bases"],
+    takes: "8 minutes",
+};
+
+/// Flux: applies what was fetched.
+pub const KUSTOMIZE_CONTROLLER: Module = Module {
+    name: "kustomize-controller",
+    version: "v1.9.4",
+    package: "github.com/fluxcd/kustomize-controller",
+    stamps: &[],
+    files: &["config/crd/bases"],
+    takes: "5 minutes",
+};
+
+/// All programs of Argo CD in one; the environment variable `ARGOCD_BINARY_NAME` says which.
+pub const ARGOCD: Module = Module {
+    name: "argocd",
+    version: "v3.5.3",
+    package: "github.com/argoproj/argo-cd/v3/cmd",
+    stamps: &["github.com/argoproj/argo-cd/v3/common.version=3.5.3"],
+    files: &["manifests/crds", "hack/git-verify-wrapper.sh", "hack/gpg-wrapper.sh"],
+    takes: "12 minutes",
+};
+
+/// What Argo CD calls to build manifests.
+pub const KUSTOMIZE: Module = Module {
+    name: "kustomize",
+    version: "v5.8.2",
+    package: "sigs.k8s.io/kustomize/kustomize/v5",
+    stamps: &[],
+    files: &[],
+    takes: "20 seconds",
+};
 
 impl Module {
     /// The program, built if this machine does not have it yet.
@@ -102,6 +147,7 @@ impl Module {
         }
         paths::make_dir(&half)?;
         self.build(&source, &half.join(self.name))?;
+        self.keep_files(&source, &half)?;
         sync(&half.join(self.name))?;
         sync(&half)?;
         fs::rename(&half, &folder).doing(|| format!("keep the build {}", folder.display()))?;
@@ -155,6 +201,22 @@ impl Module {
         Err(Error::Command { doing, command: "go build".to_owned(), status, output })
     }
 
+    /// Copies what is used beside the program, so that a machine that has the build needs no module any more.
+    fn keep_files(&self, source: &PathBuf, folder: &PathBuf) -> Result<()> {
+        if self.files.is_empty() {
+            return Ok(());
+        }
+        let doing = format!("find the module of {}", self.name);
+        let mut list = Command::new("go");
+        list.args(["list", "-mod=readonly", "-f", "{{.Module.Dir}}", self.package]).current_dir(source);
+        let module = command::finish(&doing, list.env("GOWORK", "off"))?;
+        let mut copy = Command::new("cp");
+        // Modules are read-only, and what is kept must be removable.
+        copy.args(["--recursive", "--parents", "--no-preserve=mode"]).args(self.files).arg(folder);
+        let doing = format!("keep files of {}", self.name);
+        command::finish(&doing, copy.current_dir(module.trim())).map(|_| ())
+    }
+
     /// What the build depends on, short enough for a folder's name.
     fn key(&self, source: &PathBuf) -> Result<String> {
         let listed = fs::read_dir(source).doing(|| format!("list {}", source.display()))?;
@@ -165,7 +227,8 @@ impl Module {
         go.args(["env", "GOVERSION", "GOARCH"]).current_dir(source);
         let go = command::finish("ask Go for its version (is Go installed?)", &mut go)?;
         let go: Vec<&str> = go.split_whitespace().collect();
-        let mut all = format!("{} {:?} {}", self.package, self.stamps, go.join(" ")).into_bytes();
+        let mut all = format!("{} {:?} {}{}", self.package, self.stamps, go.join(" "), self.files.concat())
+            .into_bytes();
         for file in files {
             all.extend(fs::read(&file).doing(|| format!("read {}", file.display()))?);
         }
@@ -187,15 +250,19 @@ mod tests {
     #[test]
     fn each_module_requires_the_version_it_is_named_by() {
         let paths = Paths::find().unwrap();
-        for module in [KUBERNETES, COREDNS, KWOK, VERSITYGW] {
-            let required = paths::read(paths.testbed("go").join(module.name).join("go.mod")).unwrap();
-            let wanted = format!("/{} {}", module.name, module.version);
-            assert!(
-                required.contains(&wanted),
-                "{} requires another version than {}",
-                module.name,
-                module.version
-            );
+        let flux = [SOURCE_CONTROLLER, KUSTOMIZE_CONTROLLER];
+        for module in [KUBERNETES, COREDNS, KWOK, VERSITYGW, ARGOCD, KUSTOMIZE].into_iter().chain(flux) {
+            let text = paths::read(paths.testbed("go").join(module.name).join("go.mod")).unwrap();
+            // The program's own module, by its path; for a program of ours the one it is named after.
+            let is_wanted = |path: &str| match module.package {
+                "." => path.ends_with(&format!("/{}", module.name)),
+                package => format!("{package}/").starts_with(&format!("{path}/")),
+            };
+            let required = text.lines().any(|line| {
+                let mut words = line.trim().trim_start_matches("require ").split(' ');
+                words.next().is_some_and(is_wanted) && words.next() == Some(module.version)
+            });
+            assert!(required, "{} requires another version than {}", module.name, module.version);
         }
     }
 }

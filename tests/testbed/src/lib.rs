@@ -31,6 +31,7 @@ pub use control_plane::{EVICTION_DELAY, NODE_GRACE};
 pub use error::{Doing, Error, Result};
 pub use eventually::eventually;
 pub use faults::{Fault, FaultyS3, Rule};
+pub use gobuild::{ARGOCD, KUSTOMIZE, KUSTOMIZE_CONTROLLER, Module, SOURCE_CONTROLLER};
 pub use kwok::MARK as KWOK_MARK;
 pub use node::Node;
 pub use paths::{Paths, RUN, cache};
