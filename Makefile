@@ -14,10 +14,15 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
+# Builds a program of the workspace, and is its path. With features as the suites have them (which naming one of them
+# does), so that nothing is compiled twice.
+program = cargo build --quiet --workspace --locked --bin $(1) --test $(2); "$$CARGO_TARGET_DIR/debug/$(1)"
+TESTBED = $(call program,testbed,down)
+
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 
-PACKAGES := build-essential cmake util-linux valkey-server redis-server
+PACKAGES := build-essential cmake git util-linux valkey-server redis-server
 
 .PHONY: help
 help: ## list the targets
@@ -30,7 +35,8 @@ demo: packages room ## see a pipeline run, on a cluster on this machine; DOWN=1 
 	  echo "building the demo itself first: about 4 minutes, once per checkout"
 	  quiet=
 	fi
-	cargo run $$quiet --locked -p demo -- $(if $(DOWN),--down)
+	cargo build $$quiet --workspace --locked --bin demo --test demo
+	"$$CARGO_TARGET_DIR/debug/demo" $(if $(DOWN),--down)
 
 .PHONY: test
 test: packages room lint deny test-machine test-cluster ## all tests
@@ -42,15 +48,23 @@ test-machine: packages ## the suites that need no cluster (part of `make test`)
 # The cluster is started first, outside of the tests, so that a long first build is seen.
 .PHONY: test-cluster
 test-cluster: packages ## the suites that need a real Kubernetes (part of `make test`)
-	cargo run --quiet --locked -p testbed -- up --nodes 2
-	trap 'cargo run --quiet --locked -p testbed -- down' EXIT
+	$(TESTBED) up --nodes 2
+	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	cargo test --workspace --locked --test cluster -- --ignored
 	cargo test --workspace --locked --test api -- --ignored
 	cargo test --workspace --locked --test run -- --ignored --test-threads 4
 	cargo test --workspace --locked --test operator -- --ignored
+	cargo test --workspace --locked --test webhook -- --ignored --test-threads 1
 	cargo test --workspace --locked --test deploy -- --ignored
 	cargo test --workspace --locked --test demo -- --ignored
 	cargo test --workspace --locked --test down -- --ignored --nocapture
+
+# The first time on a machine it also builds both engines, which takes half an hour on two cores.
+.PHONY: test-gitops
+test-gitops: packages ## real Argo CD and real Flux, each installing the operator and applying a repository
+	$(TESTBED) up --nodes 2
+	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
+	cargo test --workspace --locked --test gitops -- --ignored --test-threads 1 --nocapture
 
 .PHONY: test-fast
 test-fast: packages room lint ## the inner loop: fewer random histories, no licence checks
@@ -76,30 +90,30 @@ $(CARGO_DENY)/bin/cargo-deny:
 
 .PHONY: gen
 gen: ## regenerate what is generated from the code: CRDs, RBAC, docs/rules.md, docs/rbac.md, docs/metrics.md
-	cargo run --quiet --locked -p tests --bin gen
+	$(call program,gen,generated)
 
 .PHONY: bench
 bench: packages ## measure, and compare with what is possible
 	cargo bench --workspace --locked --bench queue --bench listing --bench webhook
-	cargo run --quiet --locked -p testbed -- up --nodes 2
-	trap 'cargo run --quiet --locked -p testbed -- down' EXIT
-	cargo bench --workspace --locked --bench run
+	$(TESTBED) up --nodes 2
+	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
+	cargo bench --workspace --locked --bench run --bench admission
 
 .PHONY: fuzz
 fuzz: packages ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), about 15 minutes
-	REVIEWS=$(or $(REVIEWS),1000000) cargo test --release --locked -p tests --test webhook -- mutated_reviews --nocapture
+	REVIEWS=$(or $(REVIEWS),1000000) cargo test --release --workspace --locked --test webhook -- mutated_reviews --nocapture
 
 .PHONY: cluster-up
 cluster-up: packages ## start a real Kubernetes on this machine: NODES=n real nodes (1), KWOK=n fake ones (0)
-	@cargo run --quiet --locked -p testbed -- up --nodes $(or $(NODES),1) --kwok $(or $(KWOK),0)
+	@$(TESTBED) up --nodes $(or $(NODES),1) --kwok $(or $(KWOK),0)
 
 .PHONY: cluster-down
 cluster-down: ## stop it and remove every trace of it
-	@cargo run --quiet --locked -p testbed -- down --any
+	@$(TESTBED) down --any
 
 .PHONY: images
 images: packages ## build the container images, and load them into the cluster if it is up
-	@cargo run --quiet --locked -p testbed -- images
+	@$(TESTBED) images
 
 .PHONY: packages
 packages: ## install the Debian packages that are missing (needs root)

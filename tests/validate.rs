@@ -175,6 +175,31 @@ fn two_runs_of_a_commit_do_not_share_a_run_id() {
     assert!(code == 1 && text.contains("belongs to PipelineRun team-a/monday already"), "{text}");
 }
 
+/// What its workflow runs on every pull request.
+#[test]
+fn the_sample_repository_passes_its_own_pull_requests_and_a_mistake_does_not() {
+    let sample = root().join("examples/gitops-repo");
+    let workflow = fs::read_to_string(sample.join(".github/workflows/validate.yaml")).unwrap();
+    assert!(
+        workflow.contains(r#"openfilter validate -f pipelines -f "runs/$environment" -o github"#),
+        "{workflow}"
+    );
+    let copy = tempfile::tempdir().unwrap();
+    for environment in ["dev", "staging", "prod"] {
+        let folder = |name: &str| sample.join(name).display().to_string();
+        let (pipelines, runs) = (folder("pipelines"), folder(&format!("runs/{environment}")));
+        let (code, text) = openfilter(&["-f", &pipelines, "-f", &runs, "-o", "github"]);
+        assert_eq!(code, 0, "{environment}: {text}");
+        let run = fs::read_to_string(Path::new(&runs).join("monday.yaml")).unwrap();
+        let bad = write(copy.path(), &format!("{environment}.yaml"), &run.replace("inbox/", "outbox/"));
+        let (code, text) = openfilter(&["-f", &pipelines, "-f", &bad, "-o", "github"]);
+        assert!(
+            code == 1 && text.contains("line=9") && text.contains("[run-prefix]"),
+            "{environment}: {text}"
+        );
+    }
+}
+
 #[test]
 fn it_is_a_plugin_of_kubectl() {
     let argv = ["/usr/local/bin/kubectl-openfilter", "validate", "-f", "/no/such/file"].map(OsString::from);

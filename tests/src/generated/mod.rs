@@ -1,5 +1,6 @@
 //! The files that are generated from the code: `make gen` writes them, and a test fails when they differ.
 
+pub mod argocd;
 mod rbac;
 
 use std::fmt::Write as _;
@@ -51,6 +52,7 @@ pub fn all() -> Vec<Generated> {
     add("crds/kustomization.yaml", kustomization());
     add("kustomize/base/rbac.yaml", rbac::base());
     add("kustomize/tenant/bindings.yaml", rbac::tenant());
+    add("kustomize/gitops/argocd/argocd-cm.yaml", argocd::settings());
     add("docs/rbac.md", rbac::page());
     add("docs/rules.md", rules());
     add("docs/metrics.md", metrics());

@@ -1,0 +1,150 @@
+//! The story of a team's repository, told twice: once to each engine.
+
+use crds::v1alpha1::{Phase, PipelineRun};
+use kube::ResourceExt;
+
+use crate::engine::Engine;
+use crate::lab::{LONG, Lab};
+use crate::{argocd, flux};
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the cluster"]
+async fn argocd_installs_the_operator_and_applies_what_a_team_commits() {
+    let lab = Lab::new().await;
+    let engine = argocd::start(&lab).await;
+    tell(&lab, &engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the cluster"]
+async fn flux_installs_the_operator_and_applies_what_a_team_commits() {
+    let lab = Lab::new().await;
+    let engine = flux::start(&lab).await;
+    tell(&lab, &engine).await;
+}
+
+/// The application of the operator, and that of the team.
+const OPERATOR: &str = "openfilter";
+const TEAM: &str = "cameras";
+
+async fn tell(lab: &Lab, engine: &Engine) {
+    install_the_operator(lab, engine).await;
+    a_commit_brings_pipeline_secret_and_run(lab, engine).await;
+    nothing_drifts(lab, engine).await;
+    a_bad_run_is_refused_with_our_words(lab, engine).await;
+    more_parallelism_by_commit_takes_effect_while_it_runs(lab, engine).await;
+    a_run_that_is_pruned_and_comes_back_is_not_executed_again(lab, engine).await;
+}
+
+async fn install_the_operator(lab: &Lab, engine: &Engine) {
+    lab.team.copy(&tests::generated::root().join("examples/gitops-repo/environments"), "environments");
+    let only_namespace = "resources: [namespace.yaml]\nnamespace: cameras\n";
+    lab.team.write("environments/dev/kustomization.yaml", only_namespace);
+    let commit = lab.team.commit("A namespace");
+    engine.until_healthy(lab, OPERATOR).await;
+    for deployment in ["openfilter-operator", "openfilter-webhook"] {
+        let words =
+            ["rollout", "status", "--timeout=1s", "-n", "openfilter-system", "deployment", deployment];
+        lab.kubectl(&words).unwrap();
+    }
+    engine.until_healthy_at(lab, TEAM, &commit).await;
+}
+
+async fn a_commit_brings_pipeline_secret_and_run(lab: &Lab, engine: &Engine) {
+    lab.put_images("monday", 3, "copy").await;
+    lab.fill_team_repository();
+    let commit = lab.team.commit("A pipeline, its keys, and a run");
+    engine.until_healthy_at(lab, TEAM, &commit).await;
+    let run = lab.run("monday").await.unwrap();
+    assert_eq!(phase(&run), Some(Phase::Succeeded), "healthy means done: {:?}", run.status);
+    assert_eq!(run.status.unwrap().counts.unwrap().succeeded, 3);
+    let pipeline = lab.pipeline("thumbnails").await;
+    assert_eq!(pipeline.status.unwrap().conditions[0].status, "True");
+}
+
+/// Applied again and again, everything stays as it is: no field is fought over, and nothing runs twice.
+async fn nothing_drifts(lab: &Lab, engine: &Engine) {
+    let before = (engine.versions(lab, OPERATOR).await, engine.versions(lab, TEAM).await);
+    assert!(before.0.len() > 20 && before.1.len() == 4, "{before:#?}");
+    let job = lab.jobs().await[0].uid();
+    for _ in 0..2 {
+        engine.apply_again(lab, OPERATOR).await;
+        engine.apply_again(lab, TEAM).await;
+    }
+    assert_eq!(before, (engine.versions(lab, OPERATOR).await, engine.versions(lab, TEAM).await));
+    assert_eq!(lab.jobs().await.iter().map(ResourceExt::uid).collect::<Vec<_>>(), [job]);
+}
+
+async fn a_bad_run_is_refused_with_our_words(lab: &Lab, engine: &Engine) {
+    let good =
+        std::fs::read_to_string(tests::generated::root().join("examples/gitops-repo/runs/dev/monday.yaml"));
+    let bad = good.unwrap().replace("monday", "tuesday").replace("inbox/", "outbox/");
+    lab.team.write("runs/dev/tuesday.yaml", &bad);
+    lab.team.edit("runs/dev/kustomization.yaml", "- monday.yaml\n", "- monday.yaml\n- tuesday.yaml\n");
+    lab.team.commit("A run of files that its pipeline does not read");
+    engine.refresh(lab, TEAM).await;
+    let says_why = |text: &str| {
+        text.contains("tuesday") && text.contains("spec.source.prefix") && text.contains("inbox/")
+    };
+    let report = engine.until(lab, TEAM, "why tuesday is refused", |report| says_why(&report.message)).await;
+    println!("{} says of the bad run:\n{}", engine.name, report.message);
+    assert!(!report.healthy, "{report:?}");
+    assert!(report.message.contains("[run-prefix]"), "the rule is named: {report:?}");
+    assert!(lab.run("tuesday").await.is_none());
+    let commit = lab.team.revert();
+    engine.until_healthy_at(lab, TEAM, &commit).await;
+}
+
+async fn more_parallelism_by_commit_takes_effect_while_it_runs(lab: &Lab, engine: &Engine) {
+    lab.put_images("wednesday", 8, "sleep 5").await;
+    let run =
+        std::fs::read_to_string(tests::generated::root().join("examples/gitops-repo/runs/dev/monday.yaml"));
+    let run = run.unwrap().replace("monday", "wednesday").replace("parallelism: 2", "parallelism: 1");
+    lab.team.write("runs/dev/wednesday.yaml", &run);
+    lab.team.edit("runs/dev/kustomization.yaml", "- monday.yaml\n", "- monday.yaml\n- wednesday.yaml\n");
+    lab.team.commit("A slow run");
+    engine.refresh(lab, TEAM).await;
+    let running = |run: &PipelineRun| {
+        run.status.as_ref().and_then(|status| status.counts).map_or(0, |counts| counts.running)
+    };
+    lab.until_run("wednesday", "it runs", |run| running(run) > 0).await;
+    lab.team.edit("runs/dev/wednesday.yaml", "parallelism: 1", "parallelism: 4");
+    let commit = lab.team.commit("Make it faster");
+    engine.refresh(lab, TEAM).await;
+    lab.until_run("wednesday", "four files at once", |run| running(run) == 4).await;
+    let job = lab.jobs().await.into_iter().find(|job| job.name_any() == "wednesday-job").unwrap();
+    assert_eq!(job.spec.unwrap().parallelism, Some(4));
+    engine.until_healthy_at(lab, TEAM, &commit).await;
+    assert_eq!(phase(&lab.run("wednesday").await.unwrap()), Some(Phase::Succeeded));
+
+    // After the end it changes nothing, and nobody waits for anything.
+    lab.team.edit("runs/dev/wednesday.yaml", "parallelism: 4", "parallelism: 5");
+    let commit = lab.team.commit("Too late");
+    engine.until_healthy_at(lab, TEAM, &commit).await;
+}
+
+async fn a_run_that_is_pruned_and_comes_back_is_not_executed_again(lab: &Lab, engine: &Engine) {
+    let first = lab.run("monday").await.unwrap();
+    lab.team.edit("runs/dev/kustomization.yaml", "- monday.yaml\n", "");
+    let commit = lab.team.commit("Old runs go");
+    engine.until_healthy_at(lab, TEAM, &commit).await;
+    let gone = async || Ok(lab.run("monday").await.is_none().then_some(()));
+    lab.testbed.eventually("monday is pruned", LONG, gone).await.unwrap();
+
+    let commit = lab.team.revert();
+    engine.until_healthy_at(lab, TEAM, &commit).await;
+    let second = lab.run("monday").await.unwrap();
+    assert_ne!(first.uid(), second.uid());
+    let (one, two) = (first.status.unwrap(), second.status.unwrap());
+    assert_eq!(
+        (one.counts, one.start_time, one.completion_time),
+        (two.counts, two.start_time, two.completion_time)
+    );
+    let jobs: Vec<String> = lab.jobs().await.iter().map(ResourceExt::name_any).collect();
+    assert_eq!(jobs, ["wednesday-job"], "no Job was made for it");
+    assert!(lab.pods().await.is_empty());
+}
+
+fn phase(run: &PipelineRun) -> Option<Phase> {
+    run.status.as_ref()?.phase
+}
