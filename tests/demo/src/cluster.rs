@@ -54,7 +54,7 @@ impl Cluster {
 
     async fn testbed(paths: Paths) -> Result<Self> {
         step("A Kubernetes cluster on this machine");
-        let cold = cold(&listed(&testbed::cache()), &listed(&target().join("release")));
+        let cold = cold(&listed(&testbed::cache()), &listed(&target().join("debug")));
         if !cold.is_empty() {
             println!("This is the first time, so this is built from source and kept for the next time:");
             cold.iter().for_each(|line| println!("  {line}"));
@@ -150,20 +150,20 @@ fn adapted(text: &str, foreign: &Foreign) -> String {
 }
 
 /// What is not built yet, and how long it takes on two cores.
-fn cold(cache: &[String], release: &[String]) -> Vec<&'static str> {
+fn cold(cache: &[String], programs: &[String]) -> Vec<&'static str> {
     let mut cold = Vec::new();
-    let programs = [
+    let modules = [
         ("kubernetes-", "Kubernetes             8 to 13 minutes, once per machine"),
         ("coredns-", "cluster DNS            3 minutes, once per machine"),
         ("versitygw-", "an S3 server           3 minutes, once per machine"),
     ];
-    for (program, line) in programs {
-        if !cache.iter().any(|name| name.starts_with(program)) {
+    for (module, line) in modules {
+        if !cache.iter().any(|name| name.starts_with(module)) {
             cold.push(line);
         }
     }
-    if !IMAGES.iter().all(|image| release.iter().any(|name| name == image)) {
-        cold.push("operator, webhook, claimer and filters   5 to 10 minutes, once per checkout");
+    if !IMAGES.iter().all(|image| programs.iter().any(|name| name == image)) {
+        cold.push("operator, webhook, claimer and filters   3 minutes, once per checkout");
     }
     cold
 }

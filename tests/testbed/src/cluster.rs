@@ -21,6 +21,7 @@ use crate::{
     paths::{self, Paths, RUN},
     pki::Authority,
     process::{self, Running},
+    programs::Profile,
     services::Credentials,
     state::{self, Found, Record},
     traces,
@@ -124,7 +125,7 @@ async fn up_locked(paths: &Paths, nodes: u8, kwok: u32) -> Result<Up> {
     remove(paths, &known)?;
     paths::remove(paths.logs())?;
     let kubernetes = gobuild::KUBERNETES.program(paths)?;
-    images::build(paths, &[images::Set::Base])?;
+    images::build(paths, &[images::Set::Base], Profile::own())?;
     if kwok > 0 {
         gobuild::KWOK.program(paths)?;
     }

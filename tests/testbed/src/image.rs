@@ -9,7 +9,6 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 use aws_lc_rs::digest;
@@ -45,6 +44,8 @@ pub enum Content {
     Copy(PathBuf),
     /// A small text.
     Text(String),
+    /// A program.
+    Program(Vec<u8>),
     /// A symbolic link.
     Link(PathBuf),
     /// An empty folder with this mode.
@@ -53,12 +54,11 @@ pub enum Content {
 
 impl Image {
     /// Adds a program with the shared libraries it is linked to.
-    pub fn add_program(&mut self, source: &Path, path: &str) -> Result<()> {
-        self.files.insert(PathBuf::from(path), Content::Copy(source.to_owned()));
+    pub fn add_program(&mut self, source: &Path, content: Content, path: &str) {
+        self.files.insert(PathBuf::from(path), content);
         for library in libraries(source) {
             self.files.insert(library.clone(), Content::Copy(library));
         }
-        Ok(())
     }
 
     /// Writes the archive; returns the digest of its manifest.
@@ -96,9 +96,7 @@ impl Image {
         }
         // Under another name until it is whole: an interrupted write is never loaded.
         // Of its own: tests build the same image at the same time.
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let half = archive.with_extension(format!("half-{}-{number}", std::process::id()));
+        let half = archive.with_extension(format!("half-{}", paths::unique()));
         let mut tar = tar::Builder::new(File::create(&half).doing(doing)?);
         for (name, bytes) in [
             ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#.as_slice()),
@@ -139,6 +137,7 @@ impl Image {
                     File::open(source)?.read_to_end(&mut bytes)?;
                     append(&mut tar, path, tar::EntryType::Regular, mode, &bytes)?;
                 }
+                Content::Program(bytes) => append(&mut tar, path, tar::EntryType::Regular, 0o755, bytes)?,
                 Content::Text(text) => {
                     append(&mut tar, path, tar::EntryType::Regular, 0o644, text.as_bytes())?
                 }

@@ -7,7 +7,6 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use crate::{
@@ -17,6 +16,7 @@ use crate::{
     image::{Content, Image},
     node::Node,
     paths::{self, Paths},
+    programs::{self, Profile},
 };
 
 /// What containerd runs to hold a pod's namespaces.
@@ -28,7 +28,7 @@ pub const NONROOT: &str = "65532:65532";
 /// Where an image's program comes from.
 #[derive(Debug, Clone, Copy)]
 pub enum Source {
-    /// A binary of this workspace, release build: package and binary have the same name.
+    /// A binary of this workspace: package and binary have the same name.
     Cargo,
     /// A Go module of the testbed.
     Go(&'static Module),
@@ -190,15 +190,14 @@ pub fn reference(name: &str) -> String {
 }
 
 impl Recipe {
-    /// What the image holds and declares, with its program built.
-    pub fn image(&self, paths: &Paths) -> Result<Image> {
+    /// What the image holds and declares.
+    fn image(&self, paths: &Paths, program: &Path) -> Result<Image> {
         let mut image = self.declaration();
-        let source = match self.source {
-            Source::Cargo => cargo_binary(paths, self.name)?,
-            Source::Go(module) => module.program(paths)?,
-            Source::Machine(path) => PathBuf::from(path),
+        let content = match self.source {
+            Source::Cargo => Content::Program(programs::stripped(paths, program)?),
+            Source::Go(_) | Source::Machine(_) => Content::Copy(program.to_owned()),
         };
-        image.add_program(&source, self.program)?;
+        image.add_program(program, content, self.program);
         let text = |text: &str| Content::Text(text.to_owned());
         image.files.insert("/tmp".into(), Content::Folder(0o1777));
         let users = "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n";
@@ -212,7 +211,7 @@ impl Recipe {
         if self.name == "busybox" {
             let listed = command::run(
                 "list the tools of busybox",
-                &[source.display().to_string().as_str(), "--list"],
+                &[program.display().to_string().as_str(), "--list"],
             )?;
             for tool in listed.lines().filter(|tool| *tool != "busybox") {
                 image.files.insert(format!("/bin/{tool}").into(), Content::Link("busybox".into()));
@@ -243,15 +242,32 @@ impl Recipe {
 }
 
 /// Builds the images of some sets into `.testbed/images`; returns their archives.
-pub fn build(paths: &Paths, sets: &[Set]) -> Result<Vec<PathBuf>> {
-    let wanted = RECIPES.iter().filter(|recipe| sets.contains(&recipe.set));
-    wanted
-        .map(|recipe| {
-            let archive = paths.images().join(format!("{}.tar", recipe.name));
-            recipe.image(paths)?.write(&archive)?;
-            Ok(archive)
-        })
-        .collect()
+pub fn build(paths: &Paths, sets: &[Set], profile: Profile) -> Result<Vec<PathBuf>> {
+    let wanted: Vec<&Recipe> = RECIPES.iter().filter(|recipe| sets.contains(&recipe.set)).collect();
+    let ours = wanted.iter().filter(|recipe| matches!(recipe.source, Source::Cargo));
+    let built = programs::build(paths, &ours.map(|recipe| recipe.name).collect::<Vec<_>>(), profile)?;
+    let archive = |recipe: &&Recipe| {
+        let program = match recipe.source {
+            Source::Cargo => built[recipe.name].clone(),
+            Source::Go(module) => module.program(paths)?,
+            Source::Machine(path) => PathBuf::from(path),
+        };
+        let archive = paths.images().join(format!("{}.tar", recipe.name));
+        recipe.image(paths, &program)?.write(&archive)?;
+        Ok(archive)
+    };
+    wanted.iter().map(archive).collect()
+}
+
+/// Builds the image of the table's `name` with another program, of another version perhaps, and another tag.
+pub fn build_of(paths: &Paths, name: &str, program: &Path, tag: &str) -> Result<PathBuf> {
+    let recipe = RECIPES.iter().find(|recipe| recipe.name == name);
+    let recipe = recipe.ok_or_else(|| Error::Refused(format!("there is no image {name}")))?;
+    let mut image = recipe.image(paths, program)?;
+    image.name = image.name.replace(":testbed", &format!(":{tag}"));
+    let archive = paths.images().join(format!("{name}-{tag}.tar"));
+    image.write(&archive)?;
+    Ok(archive)
 }
 
 /// Loads an archive into a node's containerd.
@@ -284,21 +300,4 @@ fn note(node: &Node, archive: &Path) -> PathBuf {
 fn version(archive: &Path) -> Result<String> {
     let found = fs::metadata(archive).doing(|| format!("look at {}", archive.display()))?;
     Ok(format!("{} {} {}.{:09}", found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
-}
-
-/// The release build of a package's binary. Of the whole workspace, so that features are the same for all binaries and
-/// their dependencies are compiled once.
-fn cargo_binary(paths: &Paths, package: &str) -> Result<PathBuf> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let mut build = Command::new(cargo);
-    build
-        .args(["build", "--release", "--locked", "--workspace", "--bin", package, "--message-format=json"])
-        .current_dir(&paths.root);
-    let printed = command::finish(&format!("build {package}"), &mut build)?;
-    let messages = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    messages
-        .filter(|message| message["target"]["name"] == package)
-        .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .next_back()
-        .ok_or_else(|| Error::Refused(format!("the package {package} has no binary of its name")))
 }

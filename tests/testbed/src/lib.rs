@@ -4,6 +4,7 @@
 //! parts of the machine that a cluster is made of. See docs/testbed.md.
 
 mod cgroup;
+pub mod checkout;
 mod cluster;
 mod command;
 mod control_plane;
@@ -20,6 +21,7 @@ mod node;
 mod paths;
 mod pki;
 mod process;
+pub mod programs;
 mod s3;
 pub mod services;
 mod state;

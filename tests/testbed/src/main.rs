@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use testbed::{
     Found, Paths, Result, Testbed, Up, Whose,
     images::{self, Set},
+    programs::Profile,
     services::{S3_IP_URL, S3_URL, VALKEY_HOST, VALKEY_IP},
 };
 
@@ -33,7 +34,7 @@ enum Command {
         #[arg(long)]
         any: bool,
     },
-    /// Build every image and load it into every node of the cluster, if one is up.
+    /// Build every image, for release, and load it into every node of the cluster, if one is up.
     Images,
     /// Start Valkey and S3 in the cluster, which is started if it is not up.
     Services,
@@ -102,7 +103,7 @@ async fn images(paths: &Paths) -> Result<()> {
         Found::Up(record) if record.root == paths.root => Some(Testbed::start_or_reuse().await?),
         _ => None,
     };
-    for archive in images::build(paths, &sets)? {
+    for archive in images::build(paths, &sets, Profile::Release)? {
         let loaded = running.as_ref().map(|testbed| testbed.load_image(&archive)).transpose()?;
         println!("built {}{}", archive.display(), loaded.map_or("", |()| " and loaded it into every node"));
     }

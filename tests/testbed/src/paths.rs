@@ -6,6 +6,7 @@ use std::{
     io::Write,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use crate::error::{Doing, Result};
@@ -118,6 +119,12 @@ pub(crate) fn write_private(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -
     remove(path)?;
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     made.and_then(|mut file| file.write_all(content.as_ref())).doing(|| format!("write {}", path.display()))
+}
+
+/// A name that nobody else uses, for a file that is not whole yet.
+pub(crate) fn unique() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Reads a whole text file.

@@ -17,6 +17,7 @@ use crate::{
     paths::Paths,
     pki::Authority,
     process::Running,
+    programs::Profile,
     services::Services,
 };
 
@@ -103,7 +104,9 @@ impl Testbed {
 
     /// Builds images of the table and loads them into every node.
     pub fn load_images(&self, sets: &[Set]) -> Result<()> {
-        images::build(&self.paths, sets)?.iter().try_for_each(|archive| self.load_image(archive))
+        images::build(&self.paths, sets, Profile::own())?
+            .iter()
+            .try_for_each(|archive| self.load_image(archive))
     }
 
     /// The backing services, started if they do not run.

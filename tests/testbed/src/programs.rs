@@ -1,0 +1,73 @@
+//! Programs of this workspace, for images and for suites that run them: `cargo test` builds only those of a suite's own
+//! package.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    command,
+    error::{Doing, Error, Result},
+    paths::{self, Paths},
+};
+
+/// How programs are built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// As the suites are built, so that what they need is compiled once.
+    Dev,
+    /// As the benches are built, for the same reason.
+    Bench,
+    /// As users get them: small and fast, and long to build.
+    Release,
+}
+
+impl Profile {
+    /// That of the program that asks: suites are about what happens, benches about how fast.
+    pub fn own() -> Self {
+        if cfg!(debug_assertions) { Self::Dev } else { Self::Bench }
+    }
+}
+
+/// Programs of this workspace by name, built. Of the whole workspace, and for suites and benches together with one of
+/// them, so that features are the same for all that is built and nothing is compiled twice.
+pub fn build(paths: &Paths, names: &[&str], profile: Profile) -> Result<BTreeMap<String, PathBuf>> {
+    if names.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--locked", "--workspace", "--message-format=json"]);
+    build.args(names.iter().flat_map(|name| ["--bin", name]));
+    build.args(match profile {
+        Profile::Dev => ["--test", "down"].as_slice(),
+        Profile::Bench => &["--profile", "bench", "--bench", "run"],
+        Profile::Release => &["--release"],
+    });
+    let printed = command::finish(&format!("build {}", names.join(", ")), build.current_dir(&paths.root))?;
+    let messages = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let programs: BTreeMap<String, PathBuf> = messages
+        .filter_map(|message| {
+            let name = message["target"]["name"].as_str()?;
+            Some((name.to_owned(), PathBuf::from(message["executable"].as_str()?)))
+        })
+        .collect();
+    match names.iter().find(|name| !programs.contains_key(**name)) {
+        Some(name) => Err(Error::Refused(format!("the package {name} has no binary of its name"))),
+        None => Ok(programs),
+    }
+}
+
+/// The bytes of a program without its symbols, which are most of one that was not built for release.
+pub(crate) fn stripped(paths: &Paths, program: &Path) -> Result<Vec<u8>> {
+    paths::make_dir(paths.images())?;
+    let copy = paths.images().join(format!("stripped-{}", paths::unique()));
+    let (from, to) = (program.display().to_string(), copy.display().to_string());
+    command::run(&format!("strip {from}"), &["strip", "--strip-all", "-o", &to, &from])?;
+    let bytes = fs::read(&copy).doing(|| format!("read {to}"))?;
+    paths::remove(&copy)?;
+    Ok(bytes)
+}
