@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use regex::Regex;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::rules::constant_regex;
 
@@ -24,6 +24,27 @@ enum Step {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("it is not a field path")]
 pub(crate) struct NotAPath;
+
+/// What people write rules about; of these, labels and annotations may have defaults.
+static METADATA: LazyLock<Value> = LazyLock::new(|| {
+    let text = json!({"type": "string"});
+    let texts = json!({"type": "object", "additionalProperties": text});
+    let list = json!({"type": "array", "items": {"x-kubernetes-preserve-unknown-fields": true}});
+    json!({"properties": {"metadata": {"properties": {"name": text, "generateName": text, "namespace": text, "labels": texts,
+        "annotations": texts, "finalizers": list, "ownerReferences": list}}}})
+});
+
+/// A kind has no field of this name after so many steps; it has these.
+#[derive(Debug, PartialEq)]
+pub(crate) struct NoSuchField<'a> {
+    pub(crate) name: String,
+    pub(crate) steps: usize,
+    pub(crate) known: Vec<&'a str>,
+}
+
+fn names_of(properties: &Value) -> Vec<&str> {
+    properties.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect()
+}
 
 /// A place that a path leads to, and what is there.
 #[derive(Debug, PartialEq)]
@@ -75,6 +96,38 @@ impl FieldPath {
             [Step::Name(_), Step::Name(map), _, ..] => map == "labels" || map == "annotations",
             _ => false,
         }
+    }
+
+    /// The part of a kind's schema that it leads to, or why there is no such field.
+    pub(crate) fn within<'a>(&self, schema: &'a Value) -> Result<&'a Value, NoSuchField<'a>> {
+        static ANYTHING: Value = Value::Null;
+        let mut here = match self.0.first() {
+            // The schema of a kind leaves these to the API server.
+            Some(Step::Name(first)) if first == "metadata" => &*METADATA,
+            _ => schema,
+        };
+        for (steps, step) in self.0.iter().enumerate() {
+            here = match step {
+                Step::Name(name) => match (here["properties"].get(name), &here["additionalProperties"]) {
+                    (Some(field), _) => field,
+                    (None, values @ Value::Object(_)) => values,
+                    _ if here["x-kubernetes-preserve-unknown-fields"] == true => return Ok(&ANYTHING),
+                    (None, _) => {
+                        return Err(NoSuchField {
+                            name: name.clone(),
+                            steps,
+                            known: names_of(&here["properties"]),
+                        });
+                    }
+                },
+                Step::Index(_) | Step::Every if here["items"].is_object() => &here["items"],
+                Step::Every if here["additionalProperties"].is_object() => &here["additionalProperties"],
+                Step::Index(_) | Step::Every => {
+                    return Err(NoSuchField { name: "[*]".to_owned(), steps, known: Vec::new() });
+                }
+            };
+        }
+        Ok(here)
     }
 
     /// Every place it leads to. A list that is absent has no places; a field that is absent has one, with nothing there.
@@ -168,8 +221,6 @@ fn fill_field(fields: &mut Map<String, Value>, name: &str, rest: &[Step], value:
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn path(text: &str) -> FieldPath {

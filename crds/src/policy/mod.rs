@@ -23,7 +23,7 @@ pub(crate) use cel::Expression;
 use cel::Variable;
 use check::Check;
 pub(crate) use check::{Bound, compile_regex, compile_schema};
-pub(crate) use field::FieldPath;
+pub(crate) use field::{FieldPath, NoSuchField};
 pub use set::PolicySet;
 
 use crate::rules::{Context as RuleContext, Rule, Validate, Violation};

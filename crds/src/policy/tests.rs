@@ -84,7 +84,7 @@ fn a_message_can_be_computed_and_falls_back_to_the_written_one() {
     let said = |expression: &str| {
         let rule =
             json!({ "name": "r", "message": "at most 10", "cel": "false", "messageExpression": expression });
-        let field = json!({ "name": "f", "message": "at most 10", "field": "spec.text", "forbidden": true,
+        let field = json!({ "name": "f", "message": "at most 10", "field": "spec.execution.parallelism", "forbidden": true,
                             "messageExpression": expression });
         let found = findings([policy(json!([rule, field]))], &run());
         assert!(found[1].message.ends_with(&found[0].message), "{found:?}");
@@ -247,4 +247,18 @@ fn the_first_policy_by_name_defaults_and_a_stored_run_keeps_what_it_has() {
     assert_eq!(default(bare.clone(), Some(&bare)), bare);
     // Stored with the default, and applied again from a file that does not have it.
     assert_eq!(default(bare, Some(&filled)), filled);
+}
+
+#[test]
+fn a_policy_for_both_kinds_defaults_a_field_only_where_it_exists() {
+    let object = json!({ "metadata": { "name": "p" }, "spec": { "appliesTo": ["Pipeline", "PipelineRun"],
+        "defaults": [{ "field": "spec.execution.timeout", "value": "1h" }] } });
+    let set: PolicySet = [Policy::compile(&serde_json::from_value(object).unwrap())].into_iter().collect();
+    let filled = |target| {
+        let mut object = json!({ "spec": {} });
+        set.fill_in(target, &BTreeMap::new(), &mut object, None);
+        object
+    };
+    assert_eq!(filled(PolicyTarget::PipelineRun), json!({ "spec": { "execution": { "timeout": "1h" } } }));
+    assert_eq!(filled(PolicyTarget::Pipeline), json!({ "spec": {} }));
 }

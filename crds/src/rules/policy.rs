@@ -8,16 +8,29 @@ use serde_json::Value;
 
 use super::path::Path;
 use super::rule::Rule;
+use super::schema::{self, Kind};
 use super::violation::{Findings, Violation, quote};
 use super::{Context, Validate, names, suggest};
-use crate::policy::{Bound, Expression, FieldPath, compile_regex, compile_schema};
-use crate::v1alpha1::{PipelinePolicy, PipelinePolicySpec, PolicyRange, PolicyRule};
+use crate::policy::{Bound, Expression, FieldPath, NoSuchField, compile_regex, compile_schema};
+use crate::v1alpha1::{
+    PipelinePolicy, PipelinePolicySpec, PolicyDefault, PolicyRange, PolicyRule, PolicyTarget,
+};
+
+impl From<PolicyTarget> for Kind {
+    fn from(target: PolicyTarget) -> Self {
+        match target {
+            PolicyTarget::Pipeline => Self::Pipeline,
+            PolicyTarget::PipelineRun => Self::PipelineRun,
+        }
+    }
+}
 
 impl Validate for PipelinePolicy {
     fn validate(&self, _context: &Context<'_>) -> Vec<Violation> {
         let mut out = Findings::default();
         let spec = Path::root().field("spec");
-        let PipelinePolicySpec { namespace_selector, applies_to: _, action: _, rules, defaults } = &self.spec;
+        let PipelinePolicySpec { namespace_selector, applies_to, action: _, rules, defaults } = &self.spec;
+        let kinds: Vec<Kind> = applies_to.iter().map(|target| (*target).into()).collect();
         if rules.is_empty() && defaults.is_empty() {
             let fix = "add at least one entry to spec.rules or spec.defaults";
             out.add(
@@ -46,26 +59,70 @@ impl Validate for PipelinePolicy {
                     names::name_fix(" and hyphens", &rule.name),
                 );
             }
-            check_rule(&at, rule, &mut out);
+            check_rule(&at, rule, &kinds, &mut out);
         }
         let mut defaulted = HashMap::new();
         for (index, default) in defaults.iter().enumerate() {
-            let at = spec.field("defaults").index(index).field("field");
-            if let Some(path) = check_field_path(&at, &default.field, &mut out)
-                && !path.is_writable()
-            {
-                let message = format!("{} cannot have a default", quote(&default.field));
-                let fix = "name a field below spec, metadata.labels or metadata.annotations";
-                out.add(&at, Rule::PolicyField, message, fix);
-            }
+            let at = spec.field("defaults").index(index);
+            check_default(&at, default, &kinds, &mut out);
             if let Some(first) = defaulted.insert(&default.field, index) {
                 let message =
                     format!("{} already has a default in spec.defaults[{first}]", quote(&default.field));
-                out.add(&at, Rule::PolicyField, message, "keep one of the two");
+                out.add(&at.field("field"), Rule::PolicyField, message, "keep one of the two");
             }
         }
         out.into_vec()
     }
+}
+
+/// A default that does not fit would make the API server refuse every object that leaves the field out, or drop the value.
+fn check_default(at: &Path, default: &PolicyDefault, kinds: &[Kind], out: &mut Findings) {
+    let PolicyDefault { field, value } = default;
+    let at_field = at.field("field");
+    let Some(path) = check_field_path(&at_field, field, out) else { return };
+    if !path.is_writable() {
+        let message = format!("{} cannot have a default", quote(field));
+        let fix = "name a field below spec, metadata.labels or metadata.annotations";
+        out.add(&at_field, Rule::PolicyField, message, fix);
+        return;
+    }
+    for schema in schemas_of(&at_field, field, &path, kinds, out) {
+        schema::walk(&at.field("value"), schema, value, out);
+    }
+}
+
+/// What the kinds have at a path. Something is wrong if none of them has anything there.
+fn schemas_of(
+    at: &Path,
+    field: &str,
+    path: &FieldPath,
+    kinds: &[Kind],
+    out: &mut Findings,
+) -> Vec<&'static Value> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for kind in kinds {
+        match path.within(kind.schema()) {
+            Ok(schema) => found.push(schema),
+            Err(none) => missing.push((kind, none)),
+        }
+    }
+    // The kind that it fits best is the one that was meant.
+    let nearest = missing.iter().max_by_key(|(_, none)| none.steps);
+    if let Some((kind, none)) = nearest.filter(|_| found.is_empty()) {
+        no_such_field(at, field, &kind.to_string(), none, out);
+    }
+    found
+}
+
+fn no_such_field(at: &Path, field: &str, kind: &str, missing: &NoSuchField<'_>, out: &mut Findings) {
+    let NoSuchField { name, steps: _, known } = missing;
+    let message = format!("{} is no field of a {kind}: there is no {name}", quote(field));
+    let fix = if known.is_empty() {
+        format!("name a field that `kubectl explain {}` shows", kind.to_lowercase())
+    } else {
+        suggest::fix(name, known)
+    };
+    out.add(at, Rule::PolicyField, message, fix);
 }
 
 /// A selector that selects nothing by mistake would leave a policy without effect, and nobody would notice.
@@ -96,7 +153,7 @@ fn check_selector(at: &Path, selector: &LabelSelector, out: &mut Findings) {
     }
 }
 
-fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
+fn check_rule(at: &Path, rule: &PolicyRule, kinds: &[Kind], out: &mut Findings) {
     let PolicyRule {
         name: _,
         message: _,
@@ -109,12 +166,9 @@ fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
         forbidden,
         schema,
     } = rule;
-    if let Some(expression) = message_expression
-        && let Err(error) = Expression::compile(expression)
-    {
-        let message = format!("{} is not a usable CEL expression ({error})", quote(expression));
+    if let Some(expression) = message_expression {
         let fix = "write an expression whose value is a text, for example 'at most 50, not ' + string(object.spec.execution.parallelism)";
-        out.add(&at.field("messageExpression"), Rule::PolicyCel, message, fix);
+        check_cel(&at.field("messageExpression"), expression, fix, out);
     }
     let checks =
         [regex.is_some(), range.is_some(), required.is_some(), forbidden.is_some(), schema.is_some()]
@@ -126,7 +180,10 @@ fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
             let message = "cel stands alone, and regex, range, required, forbidden and schema check a field";
             out.add(at, Rule::PolicyRuleForm, message, "write a rule for each");
         }
-        (Some(cel), None) => check_cel(&at.field("cel"), cel, out),
+        (Some(cel), None) => {
+            let fix = "write an expression that is true for what is allowed, for example object.spec.execution.parallelism <= 50";
+            check_cel(&at.field("cel"), cel, fix, out);
+        }
         (None, Some(_)) if checks != 1 => {
             let message = format!("the rule has a field and {checks} checks for it");
             out.add(
@@ -136,9 +193,7 @@ fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
                 "write exactly one of regex, range, required, forbidden and schema",
             );
         }
-        (None, Some(field)) => {
-            check_field_path(&at.field("field"), field, out);
-        }
+        (None, Some(field)) => check_rule_field(&at.field("field"), field, kinds, out),
         (Some(_), Some(_)) => {
             out.add(at, Rule::PolicyRuleForm, "the rule has both cel and field", "write a rule for each");
         }
@@ -176,10 +231,17 @@ fn check_rule(at: &Path, rule: &PolicyRule, out: &mut Findings) {
     }
 }
 
-fn check_cel(at: &Path, cel: &str, out: &mut Findings) {
+fn check_cel(at: &Path, cel: &str, fix: &str, out: &mut Findings) {
     if let Err(error) = Expression::compile(cel) {
         let message = format!("{} is not a usable CEL expression ({error})", quote(cel));
-        out.add(at, Rule::PolicyCel, message, "write an expression that is true for what is allowed, for example object.spec.execution.parallelism <= 50");
+        out.add(at, Rule::PolicyCel, message, fix);
+    }
+}
+
+/// A rule about a field that no kind has would check nothing, and nobody would notice.
+fn check_rule_field(at: &Path, field: &str, kinds: &[Kind], out: &mut Findings) {
+    if let Some(path) = check_field_path(at, field, out) {
+        schemas_of(at, field, &path, kinds, out);
     }
 }
 

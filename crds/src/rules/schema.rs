@@ -35,7 +35,7 @@ impl Kind {
         object.get("kind")?.as_str()?.parse().ok()
     }
 
-    fn schema(self) -> &'static Value {
+    pub(crate) fn schema(self) -> &'static Value {
         static PIPELINE: LazyLock<Value> = LazyLock::new(schema_of::<Pipeline>);
         static PIPELINE_RUN: LazyLock<Value> = LazyLock::new(schema_of::<PipelineRun>);
         static PIPELINE_POLICY: LazyLock<Value> = LazyLock::new(schema_of::<PipelinePolicy>);
@@ -93,7 +93,8 @@ pub(super) fn shape(kind: Kind, object: &Value) -> Vec<Violation> {
     out.into_vec()
 }
 
-fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings) {
+/// What of a value does not fit its schema.
+pub(super) fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings) {
     let free = schema["x-kubernetes-preserve-unknown-fields"] == true;
     if schema["x-kubernetes-int-or-string"] == true {
         if value.as_i64().is_some_and(|number| i32::try_from(number).is_err()) {
