@@ -1,0 +1,68 @@
+//! `make bench`, claimer part: how soon it has claimed a file, and how large its image is (without the release build's
+//! optimization across crates, which makes it smaller still).
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
+
+#[path = "../claimer/harness.rs"]
+mod harness;
+
+use std::time::{Duration, Instant};
+
+use harness::Bench;
+use testbed::Paths;
+use testbed::images::{Set, build};
+use testbed::programs::Profile;
+
+const CLAIMS: usize = 20;
+/// From the start of its program to the claim; on a machine that is busy, so many times what the smallest program takes.
+const CLAIMED_WITHIN: Duration = Duration::from_millis(50);
+const CLAIMED_WITHIN_STARTS: u32 = 20;
+/// Bytes of the image, not compressed.
+const IMAGE_MAX: u64 = 25_000_000;
+
+fn main() {
+    // `cargo test --benches` asks for tests, of which there are none.
+    if std::env::args().any(|argument| argument == "--test") {
+        return;
+    }
+    let archives = build(&Paths::find().unwrap(), &[Set::Worker], Profile::own()).unwrap();
+    let image = std::fs::metadata(&archives[0]).unwrap().len();
+    let (mut claims, mut starts) = (Vec::new(), Vec::new());
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let mut bench = Bench::start().await;
+        for page in 0..CLAIMS {
+            bench.offer_next(&format!("{page}"), b"x", page).await;
+            // Another pod each time: one that is restarted gets the file that it had.
+            bench.set("CONSUMER_NAME", format!("pod-{page}")).set("POD_NAME", format!("pod-{page}"));
+            let start = Instant::now();
+            std::process::Command::new("/bin/true").status().unwrap();
+            starts.push(start.elapsed());
+            let ended = bench.claim().await;
+            ended.assert_ok();
+            claims.push(claimed_after(&ended.stderr));
+        }
+    });
+    claims.sort();
+    starts.sort();
+    let (claim, start) = (claims[CLAIMS / 2], starts[CLAIMS / 2]);
+    println!("| claimer | figure | aim |\n|---|---|---|");
+    println!("| start to claim, median | {claim:.1?} | ≤ 50 ms |");
+    println!("| the smallest program, start to end | {start:.1?} | |");
+    println!("| image, not compressed | {:.1} MB | < 25 MB |", image as f64 / 1e6);
+    let limit = CLAIMED_WITHIN.max(start * CLAIMED_WITHIN_STARTS);
+    assert!(claim <= limit, "claimed after {claim:?}, which is more than {limit:?}");
+    assert!(image < IMAGE_MAX, "the image has {image} bytes");
+}
+
+/// What the claimer says: `… after 12.3ms`.
+fn claimed_after(stderr: &str) -> Duration {
+    let text = stderr.split(" after ").nth(1).unwrap().split_whitespace().next().unwrap();
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let number: f64 = digits.parse().unwrap();
+    let seconds = match &text[digits.len()..] {
+        "s" => number,
+        "ms" => number / 1e3,
+        "µs" => number / 1e6,
+        other => panic!("{other}"),
+    };
+    Duration::from_secs_f64(seconds)
+}
