@@ -42,6 +42,7 @@ use memory::Memory;
 use publish::publish;
 use settle::Settling;
 use status::Report;
+use workers::BATCH;
 
 pub use cleanup::sweep;
 
@@ -336,16 +337,17 @@ async fn process(
         pending_timeout: limits.pending_timeout,
     };
     let job = workers::ensure_job(ctx, view.job.as_ref(), &recipe, stats.total, memory).await?;
-    // Before pods are removed and created: a slow API server delays those, and people want to see the counts.
     workers::remove_pods(ctx, run, &settled.removable, false, memory).await?;
     if drop_idle {
         report.phase = Some(Phase::Suspended);
         dismiss_idle(ctx, view, queue, memory).await?;
     }
+    let mut more = settled.removable.len() == BATCH;
     if let Some(job) = &job {
         report.job_name = Some(job.name_any());
         if create > 0 && !build::job::is_suspended(job) {
             workers::create_pods(ctx, run, job, create, memory).await?;
+            more |= create > BATCH as u64;
         }
         write_job(ctx, view, job, suspended, memory, report).await?;
     }
@@ -353,11 +355,14 @@ async fn process(
         forget_worker_problem(memory);
     }
     report.obstacle = workers::start_problem(&view.pods, now).or_else(|| memory.creation_problem.clone());
-    let more = create > workers::CREATE_MAX || job.is_none();
     let waits =
         [wake, promoted.next, backing_off, file_timeout(limits, view, now), stuck_timeout(ctx, view, now)];
-    let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC);
-    Ok(Next::Within(if more { PUBLISH_EVERY.min(soonest) } else { soonest.max(GATHER) }))
+    let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC).max(GATHER);
+    Ok(Next::Within(match job {
+        None => PUBLISH_EVERY.min(soonest),
+        Some(_) if more => Duration::ZERO,
+        Some(_) => soonest,
+    }))
 }
 
 /// Workers that claim files show that what was wrong with them is mended.

@@ -14,6 +14,7 @@ use queue::{Failure, Fate, RunQueue, Settlement, Verdict};
 use super::build::owner;
 use super::limits::Limits;
 use super::memory::Memory;
+use super::workers::BATCH;
 use super::{RESYNC, verdict};
 use crate::context::Context;
 use crate::error::Error;
@@ -268,7 +269,7 @@ impl Settling<'_> {
         Ok(())
     }
 
-    /// Settled pods, but for the newest failures: trap 14.
+    /// Settled pods, but for the newest failures: trap 14. As many as a pass removes.
     fn removable(&mut self) -> Vec<String> {
         let mut removable = Vec::new();
         for pod in self.pods.iter().filter(|pod| pod.deleting.is_none()) {
@@ -284,7 +285,8 @@ impl Settling<'_> {
                 _ => removable.push(pod.name.clone()),
             }
         }
-        while self.memory.kept.len() > self.ctx.settings.keep_failed_pods {
+        removable.truncate(BATCH);
+        while self.memory.kept.len() > self.ctx.settings.keep_failed_pods && removable.len() < BATCH {
             removable.extend(self.memory.kept.pop_front());
         }
         removable

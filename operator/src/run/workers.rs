@@ -22,10 +22,9 @@ use crate::error::{Error, Obstacle, Reason, chain};
 use crate::names::{self, CLAIMER, MANAGER};
 use crate::pods::{Failed, Stage, WorkerPod};
 
-/// Pods that one pass creates: files that have ended are not kept waiting for longer.
-pub const CREATE_MAX: u64 = 100;
-/// Requests at once.
-const REQUESTS: usize = 16;
+/// Requests at once, and the most pods that one pass creates, or removes because they are settled: those that end meanwhile are
+/// settled by the next pass, and wait no longer than these requests take.
+pub const BATCH: usize = 16;
 /// How long a Job that was just created may be missing from the watch before it is asked for again.
 const JOB_SHOWN_WITHIN: Duration = Duration::from_secs(10);
 /// Pods may wait this long for a node before that is worth a word.
@@ -110,7 +109,7 @@ pub async fn create_pods(
 ) -> Result<(), Error> {
     let api: Api<Pod> = ctx.api(run);
     let mut wanted = Vec::new();
-    for _ in 0..count.min(CREATE_MAX) {
+    for _ in 0..count.min(BATCH as u64) {
         let name = names::pod(&run.name_any()).map_err(Error::Random)?;
         memory.created(&name, Instant::now());
         wanted.push(job::pod(owner, &ctx.settings.worker, name));
@@ -119,7 +118,7 @@ pub async fn create_pods(
         let api = &api;
         async move { (pod.name_any(), api.create(&PostParams::default(), &pod).await) }
     };
-    let mut created = stream::iter(wanted).map(create).buffer_unordered(REQUESTS);
+    let mut created = stream::iter(wanted).map(create).buffer_unordered(BATCH);
     let (mut refusal, mut failure, mut good) = (None, None, 0);
     while let Some((name, result)) = created.next().await {
         match result {
@@ -184,7 +183,7 @@ pub async fn remove_pods(
             (name, result)
         }
     };
-    let mut removed = stream::iter(names).map(remove).buffer_unordered(REQUESTS);
+    let mut removed = stream::iter(names).map(remove).buffer_unordered(BATCH);
     let mut failure = None;
     while let Some((name, result)) = removed.next().await {
         match result {
