@@ -7,6 +7,7 @@ use tests::generated::root;
 
 use crate::harness::{Cluster, SYSTEM, build, pipeline, run, text};
 use crate::manifests::overlay;
+use crate::replicas;
 
 /// Kinds whose operators are not on the testbed.
 const FOREIGN: [&str; 2] = ["cert-manager.io/", "monitoring.coreos.com/"];
@@ -33,6 +34,7 @@ async fn dev_is_installed_runs_a_pipeline_and_goes_without_what_users_have() {
     assert_eq!((&counts["totalFiles"], &counts["succeeded"]), (&json!(3), &json!(3)), "{shown}");
 
     people_have_the_rights_of_their_roles(&cluster, &user.name).await;
+    replicas::each_goes_under_load_and_no_request_fails(&cluster, &user.name).await;
     a_running_run_is_changed_and_deleted(&cluster, &user.name).await;
     without_the_webhook_nothing_is_created_and_everything_can_go(&cluster, &user.name).await;
     a_run_is_deleted_while_valkey_is_away(&cluster, &user.name).await;

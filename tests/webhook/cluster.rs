@@ -194,7 +194,7 @@ async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
             }
             let rejected = examples("reject.yaml");
             for object in &rejected {
-                let refused = async || Ok(cluster.create_anywhere(object).await.err());
+                let refused = async || Ok(cluster.create(object, true).await.err());
                 let what = format!("{} is refused by {engine} {name}", object["metadata"]["name"]);
                 let message = cluster.testbed.eventually(&what, WAIT, refused).await.unwrap();
                 let by = if engine == "policy" {
@@ -206,7 +206,7 @@ async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
             }
             let accepted = examples("accept.yaml");
             for object in &accepted {
-                let admitted = async || Ok(cluster.create_anywhere(object).await.ok());
+                let admitted = async || Ok(cluster.create(object, true).await.ok());
                 let what = format!("{} is admitted by {engine} {name}", object["metadata"]["name"]);
                 cluster.testbed.eventually(&what, WAIT, admitted).await.unwrap();
             }
@@ -218,7 +218,7 @@ async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
             }
             // What examples stand on; the next ones have others of the same names.
             cluster.kubectl(&["delete", "pipelines", "--all", "--all-namespaces"], &Value::Null);
-            let forgotten = async || Ok(cluster.create_anywhere(&rejected[0]).await.ok());
+            let forgotten = async || Ok(cluster.create(&rejected[0], true).await.ok());
             cluster
                 .testbed
                 .eventually(&format!("{engine} {name} is forgotten"), WAIT, forgotten)

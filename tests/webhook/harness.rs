@@ -135,6 +135,10 @@ impl Webhook {
         Client::new(self.address, &self.material.bundle)
     }
 
+    pub fn announce_stop(&self) {
+        self.server.announce_stop();
+    }
+
     pub async fn stop(self) {
         self.server.stop().await.unwrap();
     }
@@ -147,6 +151,7 @@ pub struct Client {
     roots: Arc<RootCertStore>,
 }
 
+pub type Http1 = http1::SendRequest<Full<Bytes>>;
 pub type Http2 = http2::SendRequest<Full<Bytes>>;
 
 impl Client {
@@ -200,7 +205,15 @@ impl Client {
         read(response).await
     }
 
-    /// A connection that carries many requests, as the API server's does.
+    /// A connection that carries one request after the other, as each of the API server's does.
+    pub async fn http1(&self) -> Http1 {
+        let stream = self.tls(&[&rustls::version::TLS13], b"http/1.1").await.unwrap();
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        sender
+    }
+
+    /// A connection that carries many requests at once.
     pub async fn http2(&self) -> Http2 {
         let stream = self.tls(&[&rustls::version::TLS13], b"h2").await.unwrap();
         let (sender, connection) =

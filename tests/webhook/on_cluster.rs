@@ -134,15 +134,14 @@ impl Cluster {
         webhook::tls::bundle::publish(&self.client(), &self.configuration, &bundle).await.unwrap();
     }
 
+    /// The API for an object, in the namespace that it names.
     pub fn api(&self, object: &Value) -> Api<DynamicObject> {
         let (version, kind) = (object["apiVersion"].as_str().unwrap(), object["kind"].as_str().unwrap());
         let (group, version) = version.rsplit_once('/').unwrap_or(("", version));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-        match kind {
-            "Pipeline" | "PipelineRun" | "ReferenceGrant" | "Secret" => {
-                Api::namespaced_with(self.client(), &self.namespace.name, &resource)
-            }
-            _ => Api::all_with(self.client(), &resource),
+        match object["metadata"]["namespace"].as_str() {
+            Some(namespace) => Api::namespaced_with(self.client(), namespace, &resource),
+            None => Api::all_with(self.client(), &resource),
         }
     }
 
@@ -158,17 +157,6 @@ impl Cluster {
         let params = PostParams { dry_run, field_manager: None };
         let typed = serde_json::from_value(object.clone()).unwrap();
         self.api(object).create(&params, &typed).await.map_err(|error| error.to_string())
-    }
-
-    /// Tries an object in the namespace that it names.
-    pub async fn create_anywhere(&self, object: &Value) -> Result<DynamicObject, String> {
-        let namespace = object["metadata"]["namespace"].as_str().unwrap();
-        let gvk = GroupVersionKind::gvk("filter.plainsight.ai", "v1alpha1", object["kind"].as_str().unwrap());
-        let api: Api<DynamicObject> =
-            Api::namespaced_with(self.client(), namespace, &ApiResource::from_gvk(&gvk));
-        let params = PostParams { dry_run: true, field_manager: None };
-        let typed = serde_json::from_value(object.clone()).unwrap();
-        api.create(&params, &typed).await.map_err(|error| error.to_string())
     }
 
     pub fn secret(&self) -> Value {

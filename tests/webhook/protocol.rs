@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tests::examples::{grant, pipeline, policy, run};
 use webhook::admit::Settings;
 use webhook::server::Limits;
 
-use crate::harness::{Webhook, over, path, review};
+use crate::harness::{Http1, Webhook, over, path, request, review};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn valid_objects_of_every_kind_are_admitted_over_every_protocol() {
@@ -140,4 +141,26 @@ async fn stopping_drops_no_request_that_is_on_its_way() {
     assert_eq!(answered, begun);
     assert!(answered > 0 && metrics.in_flight.get() == 0);
     assert!(client.send("GET", "/livez", Vec::new()).await.is_err(), "it still listens");
+}
+
+/// The API server keeps connections of HTTP/1.1, and a request fails that it sends while one is closed.
+#[tokio::test(flavor = "multi_thread")]
+async fn before_it_stops_every_answer_is_the_last_of_its_connection() {
+    let webhook = Webhook::start();
+    let mut kept = webhook.client().http1().await;
+    let last = async |kept: &mut Http1| {
+        let answer = kept.send_request(request("GET", "/livez", Vec::new())).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        let last = answer.headers().get("connection").is_some_and(|value| value == "close");
+        answer.into_body().collect().await.unwrap();
+        last
+    };
+    assert!(!last(&mut kept).await && !last(&mut kept).await);
+    webhook.announce_stop();
+    assert!(last(&mut kept).await);
+    assert!(kept.ready().await.is_err(), "the connection is closed after it");
+    assert!(last(&mut webhook.client().http1().await).await, "who still comes is answered");
+    let mut many = webhook.client().http2().await;
+    let body = serde_json::to_vec(&review("CREATE", &run())).unwrap();
+    assert_eq!(over(&mut many, "/validate/pipelinerun", body).await.unwrap().0, 200);
 }

@@ -105,6 +105,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     }
     // The endpoints of the service still name this replica for a moment: it answers until they do not.
     info!(delay = ?args.shutdown_delay, "stopping");
+    server.announce_stop();
     tokio::time::sleep(args.shutdown_delay).await;
     server.stop().await.map_err(Error::Serve)?;
     probes.stop().await.map_err(Error::Serve)

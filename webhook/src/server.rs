@@ -3,12 +3,14 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::extract::{Request as HttpRequest, State};
+use axum::http::{HeaderValue, StatusCode, Version, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum_server::Handle;
@@ -169,11 +171,26 @@ fn failure(status: StatusCode, message: &str) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
+/// HTTP/2 has a way of its own to say so, which the server uses when it stops.
+async fn say_if_it_is_the_last(
+    State(going): State<Arc<AtomicBool>>,
+    request: HttpRequest,
+    next: Next,
+) -> Response {
+    let version = request.version();
+    let mut response = next.run(request).await;
+    if going.load(Ordering::Relaxed) && version <= Version::HTTP_11 {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
 /// A server that listens already.
 pub struct Server {
     /// Where it listens.
     pub address: SocketAddr,
     handle: Handle<SocketAddr>,
+    going: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
@@ -186,7 +203,9 @@ impl Server {
     ) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         let (address, handle) = (listener.local_addr()?, Handle::new());
-        let service = router.into_make_service();
+        let going = Arc::new(AtomicBool::new(false));
+        let last = middleware::from_fn_with_state(Arc::clone(&going), say_if_it_is_the_last);
+        let service = router.layer(last).into_make_service();
         let task = match tls {
             Some(tls) => {
                 let server = axum_server::from_tcp_rustls(listener, RustlsConfig::from_config(tls))?;
@@ -194,7 +213,13 @@ impl Server {
             }
             None => tokio::spawn(axum_server::from_tcp(listener)?.handle(handle.clone()).serve(service)),
         };
-        Ok(Self { address, handle, task })
+        Ok(Self { address, handle, going, task })
+    }
+
+    /// Goes on, but asks clients to send what comes next elsewhere. A client of HTTP/1.1, as the API server is, keeps a connection for
+    /// its next request, and fails if we close it at the moment when it sends that: so it is told with an answer to close it.
+    pub fn announce_stop(&self) {
+        self.going.store(true, Ordering::Relaxed);
     }
 
     /// Takes no new connections, finishes the requests that are there, and returns when they are.
