@@ -7,3 +7,5 @@ mod harness;
 mod lifecycle;
 mod manifests;
 mod namespaced;
+mod replicas;
+mod upgrade;

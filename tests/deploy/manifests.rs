@@ -157,6 +157,45 @@ async fn pods_are_restricted_have_probes_and_ask_for_resources() {
     }
 }
 
+/// The testbed's network enforces no policies, so what they say is checked, not what they do.
+#[tokio::test]
+#[ignore = "needs the testbed's kubectl: make test"]
+async fn traffic_is_denied_but_for_what_each_program_needs() {
+    for (name, objects) in overlays().await {
+        let policies: Vec<&Value> =
+            objects.iter().filter(|object| object["kind"] == "NetworkPolicy").collect();
+        let deny = policies.iter().find(|policy| policy["spec"]["podSelector"] == json!({})).unwrap();
+        assert_eq!(deny["spec"]["policyTypes"], json!(["Ingress", "Egress"]), "{name}");
+        assert!(deny.pointer("/spec/ingress").is_none() && deny.pointer("/spec/egress").is_none(), "{name}");
+        for workload in workloads(&objects) {
+            let program = text(workload, "/metadata/name");
+            let labels = &workload["spec"]["template"]["metadata"]["labels"];
+            let of_this = |policy: &&&Value| {
+                let wanted = policy["spec"]["podSelector"]["matchLabels"].as_object();
+                wanted.is_some_and(|wanted| wanted.iter().all(|(key, value)| labels[key] == *value))
+            };
+            let of_this: Vec<_> = policies.iter().filter(of_this).collect();
+            assert!(!of_this.is_empty(), "{name}: {program}");
+            for rule in of_this.iter().flat_map(|policy| list(policy, "/spec/egress")) {
+                let ports = list(rule, "/ports");
+                // The metadata service of a cloud is at port 80.
+                if !ports.is_empty() && ports.iter().all(|port| port["port"].is_u64() && port["port"] != 80) {
+                    continue;
+                }
+                assert!(!list(rule, "/to").is_empty(), "{name}: {program}: {rule}");
+                for block in list(rule, "/to").iter().filter_map(|to| to.get("ipBlock")) {
+                    let service = if text(block, "/cidr").contains(':') {
+                        "fd00:ec2::254/128"
+                    } else {
+                        "169.254.169.254/32"
+                    };
+                    assert!(list(block, "/except").contains(&json!(service)), "{name}: {program}: {block}");
+                }
+            }
+        }
+    }
+}
+
 /// The tables say what is needed; this is about what must never be in them.
 #[tokio::test]
 #[ignore = "needs the testbed's kubectl: make test"]
