@@ -9,6 +9,8 @@ SHELL := /bin/bash
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/openfilter-pipelines
 CHECKOUT := $(shell pwd -P | sha256sum | cut -c1-12)
 export CARGO_TARGET_DIR ?= $(CACHE)/target-$(CHECKOUT)
+# The line of a failure is enough; thirty frames of the runtime push everything else out of sight.
+export RUST_BACKTRACE := 0
 # A clean clone gains nothing from incremental builds, and they are a third of the folder.
 ifdef CI
 export CARGO_INCREMENTAL := 0
@@ -58,6 +60,7 @@ test-cluster: packages ## the suites that need a real Kubernetes (part of `make 
 	cargo test --workspace --locked --test deploy -- --ignored
 	cargo test --workspace --locked --test demo -- --ignored
 	cargo test --workspace --locked --test down -- --ignored --nocapture
+	cargo test --workspace --locked --test readme -- --ignored --nocapture
 
 # The first time on a machine it also builds both engines, which takes half an hour on two cores.
 .PHONY: test-gitops
@@ -89,19 +92,19 @@ $(CARGO_DENY)/bin/cargo-deny:
 	mv '$(CARGO_DENY).part' '$(CARGO_DENY)'
 
 .PHONY: gen
-gen: ## regenerate what is generated from the code: CRDs, RBAC, docs/rules.md, docs/rbac.md, docs/metrics.md
+gen: ## regenerate what is generated from the code: CRDs, RBAC, docs/{rules,rbac,metrics,settings}.md
 	$(call program,gen,generated)
 
 .PHONY: bench
 bench: packages ## measure, and compare with what is possible
-	cargo bench --workspace --locked --bench queue --bench listing --bench webhook
+	cargo bench --workspace --locked --bench queue --bench listing --bench claimer --bench webhook
 	$(TESTBED) up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	cargo bench --workspace --locked --bench run --bench admission
 
 .PHONY: fuzz
 fuzz: packages ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), about 15 minutes
-	REVIEWS=$(or $(REVIEWS),1000000) cargo test --release --workspace --locked --test webhook -- mutated_reviews --nocapture
+	REVIEWS=$(or $(REVIEWS),1000000) cargo test --profile bench --workspace --locked --test webhook -- mutated_reviews --nocapture
 
 .PHONY: cluster-up
 cluster-up: packages ## start a real Kubernetes on this machine: NODES=n real nodes (1), KWOK=n fake ones (0)

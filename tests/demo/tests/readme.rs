@@ -1,0 +1,193 @@
+//! README.md as a new user follows it: the project is cloned into an empty folder, and every command in it is typed there.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
+
+use std::{fs, process::Command};
+
+use tempfile::TempDir;
+use testbed::{Paths, checkout};
+
+/// What is done with a command of README.md.
+enum Here {
+    /// It works, and prints this.
+    Prints(&'static str),
+    /// It fails, as README.md shows, and prints this.
+    Fails(&'static str),
+    /// It never ends: for some seconds, and it prints this.
+    Watches(&'static str),
+    /// It is not typed here, because.
+    Not(&'static str),
+}
+use Here::{Fails, Not, Prints, Watches};
+
+/// Every command of README.md, in its order, by how it begins. One that is not here is one that nobody has tried.
+const COMMANDS: &[(&str, Here)] = &[
+    ("make demo", Prints("36 files below s3://openfilter-demo/results/")),
+    ("make test", Not("this is a part of it")),
+    ("kubectl apply --server-side -k kustomize/overlays/dev", Prints("serverside-applied")),
+    ("kubectl apply --server-side -k kustomize/gitops/argocd/dev", Not("tests/gitops does, with an Argo CD")),
+    ("kubectl apply --server-side -k kustomize/gitops/flux/dev", Not("tests/gitops does, with a Flux")),
+    ("openfilter validate -f examples/demo", Fails("3 checked, 2 mistakes")),
+    ("kubectl apply -f policies/max-parallelism/policy.yaml", Prints("max-parallelism created")),
+    ("sed 's/parallelism: 6/parallelism: 500/'", Fails("[policy max-parallelism/parallelism]")),
+    ("kubectl get plr -n openfilter-demo -w", Watches("thumbnails   Succeeded   37/37      36          1")),
+    ("kubectl wait -n openfilter-demo plr/", Prints("condition met")),
+    ("kubectl get events -n openfilter-demo", Prints("36 of 37 files succeeded, 1 failed")),
+    (
+        "kubectl get plr -n openfilter-demo",
+        Prints("camera/north/IMG_2019.jpg\t2\tthumbnail exited with code 1"),
+    ),
+    ("make help", Prints("make demo")),
+    ("make test-fast", Not("a part of `make test`")),
+    ("make bench", Not("it takes very long")),
+    ("make cluster-up", Prints("the cluster is already up, nothing changed")),
+    ("make cluster-down", Prints("is down")),
+];
+
+/// A block of README.md: what is typed, and all that is shown.
+struct Block {
+    commands: Vec<String>,
+    shown: String,
+}
+
+fn blocks(readme: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    for (language, text) in readme.split("```").skip(1).step_by(2).filter_map(|block| block.split_once('\n'))
+    {
+        let typed = |line: &str| match language {
+            "" => Some(line.split(" #").next().unwrap_or_default().trim().to_owned()),
+            "console" => line.strip_prefix("$ ").map(str::to_owned),
+            _ => None,
+        };
+        let commands: Vec<String> = text.lines().filter_map(typed).filter(|line| !line.is_empty()).collect();
+        if !commands.is_empty() {
+            blocks.push(Block { commands, shown: text.to_owned() });
+        }
+    }
+    blocks
+}
+
+/// What became of a command.
+struct Printed {
+    worked: bool,
+    text: String,
+}
+
+/// A person's shell in the clone, with `openfilter` installed.
+struct Shell {
+    folder: TempDir,
+    /// What the demo says is to be typed before one looks around.
+    exports: String,
+}
+
+impl Shell {
+    fn clone() -> Self {
+        // On the disk of the other builds, of which it takes what is compiled.
+        let folder = tempfile::tempdir_in(testbed::cache()).unwrap();
+        let clone = folder.path().join("openfilter-pipelines").display().to_string();
+        let paths = Paths::find().unwrap();
+        let git = |words: &[&str]| {
+            let output = checkout::git(&paths).unwrap().args(words).output().unwrap();
+            assert!(output.status.success(), "git {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        git(&["clone", "--quiet", ".", &clone]);
+        // What is not committed yet is what is to be tested.
+        let changes = format!("{clone}.diff");
+        git(&["diff", "--binary", "--output", &changes, "HEAD"]);
+        git(&["-C", &clone, "apply", "--allow-empty", &changes]);
+        let shell = Self { folder, exports: String::new() };
+        // `cargo install` would compile everything once more, for release.
+        let install = "make room && cargo build --quiet --workspace --locked --bin openfilter --test demo";
+        assert!(shell.type_in(install).worked);
+        shell
+    }
+
+    fn type_in(&self, line: &str) -> Printed {
+        println!("$ {line}");
+        let clone = self.folder.path().join("openfilter-pipelines");
+        let target = self.folder.path().join("target");
+        let path = format!("{}:{}", target.join("debug").display(), std::env::var("PATH").unwrap());
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &format!("exec 2>&1; {}{line}", self.exports)]).current_dir(&clone);
+        // As if nobody had started us.
+        bash.env_remove("MAKEFLAGS")
+            .env_remove("MAKELEVEL")
+            .env_remove("MFLAGS")
+            .env("CARGO_TARGET_DIR", target);
+        let output = bash.env("PATH", path).env_remove("KUBECONFIG").output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        println!("{printed}");
+        Printed { worked: output.status.success(), text: printed }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // Not `make cluster-down`, which would take down whatever cluster is up.
+        self.type_in("\"$CARGO_TARGET_DIR/debug/testbed\" down");
+    }
+}
+
+#[test]
+#[ignore = "builds a clone and starts its cluster"]
+fn every_command_of_the_readme_works_in_a_clone() {
+    let mut shell = Shell::clone();
+    let readme = fs::read_to_string(shell.folder.path().join("openfilter-pipelines/README.md")).unwrap();
+    let mut table = COMMANDS.iter();
+    let (mut demo, mut name) = (String::new(), String::new());
+    for block in blocks(&readme) {
+        if block.shown.starts_with("$ make demo\n") {
+            for command in &block.commands[1..] {
+                let command = renamed(command, &name);
+                assert!(demo.contains(&format!("$ {command}\n")), "the demo does not show {command:?}");
+            }
+            continue;
+        }
+        for command in &block.commands {
+            let row = table.next().unwrap_or_else(|| panic!("README.md has more than this test: {command}"));
+            let (begin, here) = row;
+            assert!(command.starts_with(begin), "README.md has {command:?}, this test {begin:?}");
+            let command = renamed(command, &name);
+            let (expected, printed, worked) = match here {
+                Not(why) => {
+                    println!("({command} is left out: {why})");
+                    continue;
+                }
+                Prints(expected) => (expected, shell.type_in(&command), true),
+                Fails(expected) => (expected, shell.type_in(&command), false),
+                Watches(expected) => (expected, shell.type_in(&format!("timeout 20 {command}")), false),
+            };
+            assert!(printed.text.contains(expected), "{command} does not print {expected:?}");
+            assert_eq!(printed.worked, worked, "{command}");
+            match *begin {
+                "make demo" => {
+                    (name, demo) = (run_name(&printed.text).unwrap(), printed.text);
+                    let exports = demo.lines().filter(|line| line.starts_with("export "));
+                    shell.exports = exports.map(|line| format!("{line}; ")).collect();
+                }
+                "openfilter validate -f examples/demo" => {
+                    assert_eq!(
+                        printed.text,
+                        block.shown.split_once('\n').unwrap().1,
+                        "README.md shows something else"
+                    )
+                }
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(table.next().map(|(begin, _)| *begin), None, "README.md does not have it any more");
+}
+
+/// The name of the run that a text is about.
+fn run_name(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once("pipelinerun.filter.plainsight.ai/")?;
+    rest.split_whitespace().next().map(str::to_owned)
+}
+
+/// A command about `name` instead of the run that README.md shows.
+fn renamed(command: &str, name: &str) -> String {
+    match command.split_once("demo-").filter(|(_, rest)| rest.len() >= 5) {
+        Some((before, rest)) => format!("{before}{name}{}", &rest[5..]),
+        None => command.to_owned(),
+    }
+}
