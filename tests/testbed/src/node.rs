@@ -107,8 +107,26 @@ impl Node {
         log.matches("Start streaming server").count()
     }
 
+    /// The kubelet's folder by a short name: it makes sockets there, whose paths have 108 bytes at most, and the path of a
+    /// checkout may be longer than that.
+    fn kubelet_root(&self) -> PathBuf {
+        self.run_dir().join("kubelet")
+    }
+
+    fn mount_kubelet_root(&self) -> Result<()> {
+        let (folder, root) = (self.paths.node(&self.name).join("kubelet"), self.kubelet_root());
+        paths::make_dir(&root)?;
+        if mounts::below(&root)?.is_empty() {
+            // Private, or the mounts of its pods would also appear below the checkout.
+            let words = ["mount", "--bind", "--make-private", &display(&folder), &display(&root)];
+            crate::command::run("mount the folder of a kubelet", &words)?;
+        }
+        Ok(())
+    }
+
     /// Starts the kubelet and kube-proxy.
     pub fn start_kubelet(&self) -> Result<()> {
+        self.mount_kubelet_root()?;
         let folder = self.paths.node(&self.name);
         let bin = |name: &str| display(&self.paths.bin(name));
         let config = |name: &str| format!("--config={}", folder.join(name).display());
@@ -121,8 +139,8 @@ impl Node {
                     "--kubeconfig={}",
                     self.paths.pki().join(format!("{}.kubeconfig", self.name)).display()
                 ),
-                format!("--root-dir={}", folder.join("kubelet").display()),
-                format!("--cert-dir={}", folder.join("kubelet/pki").display()),
+                format!("--root-dir={}", self.kubelet_root().display()),
+                format!("--cert-dir={}", self.kubelet_root().join("pki").display()),
                 format!("--node-ip={}", network::node_ip(self.number)),
                 format!("--hostname-override={}", self.name),
             ],
@@ -217,7 +235,7 @@ Root = "{run}/runc"
     }
 
     fn kubelet_config(&self, serving: &str) -> serde_json::Value {
-        let (folder, pki) = (self.paths.node(&self.name), self.paths.pki());
+        let pki = self.paths.pki();
         json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
             "authentication": {"x509": {"clientCAFile": pki.join("ca.crt")}, "webhook": {"enabled": true}, "anonymous": {"enabled": false}},
@@ -229,7 +247,7 @@ Root = "{run}/runc"
             "clusterDomain": "cluster.local", "clusterDNS": [DNS_SERVICE_IP],
             // A pod's resolver is the cluster's alone: the host's would be out of reach anyway.
             "resolvConf": "",
-            "podLogsDir": self.pod_logs(), "volumePluginDir": folder.join("kubelet/plugins-exec"),
+            "podLogsDir": self.pod_logs(), "volumePluginDir": self.kubelet_root().join("plugins-exec"),
             "failSwapOn": false, "localStorageCapacityIsolation": false, "serializeImagePulls": false,
             "maxPods": PODS_MAX, "nodeLeaseDurationSeconds": LEASE_SECONDS, "nodeStatusUpdateFrequency": "2s",
             // The machine's disk is somebody else's business: a full one should not evict the test.
