@@ -92,7 +92,7 @@ impl Shell {
         git(&["clone", "--quiet", ".", &clone]);
         // What is not committed yet is what is to be tested.
         let changes = format!("{clone}.diff");
-        git(&["diff", "--binary", "--output", &changes, "HEAD"]);
+        git(&["diff", "--binary", &format!("--output={changes}"), "HEAD"]);
         git(&["-C", &clone, "apply", "--allow-empty", &changes]);
         let shell = Self { folder, exports: String::new() };
         // `cargo install` would compile everything once more, for release.
@@ -123,7 +123,7 @@ impl Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         // Not `make cluster-down`, which would take down whatever cluster is up.
-        self.type_in("\"$CARGO_TARGET_DIR/debug/testbed\" down");
+        self.type_in("make demo DOWN=1");
     }
 }
 
