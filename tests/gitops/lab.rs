@@ -61,14 +61,19 @@ impl Lab {
     }
 
     fn remove_traces(&self) {
-        // Nobody is there any more who would take Flux's finalizers away.
-        let flux =
-            self.kubectl(&["get", "gitrepositories,kustomizations", "-n", "flux-system", "-o", "name"]);
-        for object in flux.unwrap_or_default().lines() {
-            let patch = r#"{"metadata":{"finalizers":null}}"#;
-            self.kubectl(&["patch", object, "-n", "flux-system", "--type=merge", "-p", patch]).unwrap();
+        // Nobody is there any more who would take the finalizers of the engines away.
+        let flux = "gitrepositories.source.toolkit.fluxcd.io,kustomizations.kustomize.toolkit.fluxcd.io";
+        let argocd = "applications.argoproj.io,applicationsets.argoproj.io";
+        for (namespace, kinds) in [("flux-system", flux), ("argocd", argocd)] {
+            let left = self.kubectl(&["get", kinds, "-n", namespace, "-o", "name"]);
+            for object in left.unwrap_or_default().lines() {
+                let patch = r#"{"metadata":{"finalizers":null}}"#;
+                self.kubectl(&["patch", object, "-n", namespace, "--type=merge", "-p", patch]).unwrap();
+            }
         }
-        let gone = |words: &[&str]| self.kubectl(&[&["delete", "--ignore-not-found"], words].concat());
+        let gone = |words: &[&str]| {
+            self.kubectl(&[&["delete", "--ignore-not-found", "--timeout=180s"], words].concat())
+        };
         // The operator is still there, and cleans up after the team's runs.
         gone(&["namespace", NAMESPACE, "argocd", "flux-system"]).unwrap();
         gone(&["--kustomize", root().join("kustomize/overlays/dev").to_str().unwrap()]).unwrap();
