@@ -68,11 +68,16 @@ fn main() {
     });
 }
 
+/// Each refuses something else: of several that refuse, the API server names one.
 fn condition(rule: usize) -> String {
     format!(
-        "object.spec.execution.parallelism <= {} && object.spec.pipelineRef.name.startsWith('thumb')",
-        100 + rule
+        "object.spec.execution.parallelism != {} && object.spec.pipelineRef.name.startsWith('thumb')",
+        refused_by(rule)
     )
+}
+
+fn refused_by(rule: usize) -> usize {
+    101 + rule
 }
 
 /// The same rules, for either of the two.
@@ -108,7 +113,7 @@ async fn install(cluster: &Cluster, replica: &Replica, judge: Judge) {
     rules(cluster, judge).iter().for_each(|rule| cluster.apply(rule));
     // In force is what refuses by each of its rules.
     for rule in (0..RULES).filter(|_| judge != Judge::Nobody) {
-        let refused = with(candidate(cluster), "/spec/execution/parallelism", json!(101 + rule));
+        let refused = with(candidate(cluster), "/spec/execution/parallelism", json!(refused_by(rule)));
         let refusal = async || {
             Ok(cluster
                 .create(&refused, true)
@@ -123,7 +128,7 @@ async fn install(cluster: &Cluster, replica: &Replica, judge: Judge) {
 async fn remove(cluster: &Cluster, judge: Judge) {
     cluster.remove_applied();
     cluster.unroute();
-    let refused = with(candidate(cluster), "/spec/execution/parallelism", json!(1_000));
+    let refused = with(candidate(cluster), "/spec/execution/parallelism", json!(refused_by(0)));
     let admitted = async || Ok(cluster.create(&refused, true).await.ok());
     cluster
         .testbed
