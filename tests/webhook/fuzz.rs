@@ -1,11 +1,14 @@
-//! Mutated reviews: whatever comes, the answer is an answer. `REVIEWS` says how many (2,000 by default).
+//! Mutated reviews: whatever comes, the answer is an answer. `REVIEWS` says how many (4,000 by default).
 
 use proptest::prelude::Rng;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use proptest::test_runner::{RngAlgorithm, TestRng};
 use serde_json::{Value, json};
 use tests::examples::{grant, pipeline, policy, run};
 
-use crate::harness::{Webhook, over, path, review};
+use crate::harness::{Client, Webhook, over, path, review};
+
+/// Reviews at once: a server with two processors is busy, and requests meet.
+const CONNECTIONS: usize = 8;
 
 /// What people, tools and attackers put where it does not belong.
 fn odd(rng: &mut TestRng) -> Value {
@@ -54,25 +57,31 @@ fn mutate(value: &mut Value, rng: &mut TestRng, depth: u32) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn mutated_reviews_are_answered_and_never_bring_it_down() {
-    let count: u32 = std::env::var("REVIEWS").ok().and_then(|count| count.parse().ok()).unwrap_or(2000);
-    let webhook = Webhook::start();
-    webhook.policy(&policy());
-    webhook.pipeline(&pipeline());
-    webhook.grant(&grant());
-    let mut connection = webhook.client().http2().await;
-    let mut runner =
-        TestRunner::new_with_rng(Config::default(), TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+/// How many reviews were judged, and how many were refused because they are none.
+#[derive(Default)]
+struct Answers {
+    judged: usize,
+    refused: usize,
+}
+
+/// Sends so many mutated reviews, one after the other; each connection has mutations of its own.
+async fn ask(client: Client, seed: u8, reviews: usize) -> Answers {
+    let mut connection = client.http2().await;
+    let mut rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]);
     let objects = [pipeline(), run(), policy(), grant()];
-    let (mut judged, mut refused) = (0, 0);
-    for number in 0..count {
-        let rng = runner.rng();
-        let object = &objects[number as usize % objects.len()];
+    let mut answers = Answers::default();
+    for number in 0..reviews {
+        let object = &objects[number % objects.len()];
         let operation = ["CREATE", "UPDATE", "DELETE", "CONNECT"][rng.next_u32() as usize % 4];
+        let step = ["mutate", "validate"][rng.next_u32() as usize % 2];
         let mut question = review(operation, object);
         for _ in 0..=rng.next_u32() % 3 {
-            mutate(&mut question, rng, 6);
+            // Mostly the object: a review that is none is refused before anybody looks at it.
+            let part =
+                ["/request/object", "/request/object", "/request/oldObject", ""][rng.next_u32() as usize % 4];
+            if let Some(part) = question.pointer_mut(part) {
+                mutate(part, &mut rng, 6);
+            }
         }
         let mut body = serde_json::to_vec(&question).unwrap();
         // A few are broken as bytes.
@@ -80,22 +89,40 @@ async fn mutated_reviews_are_answered_and_never_bring_it_down() {
             let at = rng.next_u32() as usize % body.len();
             body[at] ^= 1 << (rng.next_u32() % 8);
         }
-        for step in ["mutate", "validate"] {
-            let (status, answer) = over(&mut connection, &path(step, object), body.clone()).await.unwrap();
-            let answer: Value = serde_json::from_slice(&answer).unwrap();
-            match status.as_u16() {
-                200 => {
-                    assert!(answer["response"]["allowed"].is_boolean(), "{answer}");
-                    assert!(answer["response"]["uid"].is_string(), "{answer}");
-                    judged += 1;
-                }
-                400 => {
-                    assert!(answer["message"].as_str().is_some_and(|text| text.len() > 10), "{answer}");
-                    refused += 1;
-                }
-                other => panic!("{other} for {}", String::from_utf8_lossy(&body)),
+        let (status, answer) = over(&mut connection, &path(step, object), body.clone()).await.unwrap();
+        let answer: Value = serde_json::from_slice(&answer).unwrap();
+        match status.as_u16() {
+            200 => {
+                assert!(answer["response"]["allowed"].is_boolean(), "{answer}");
+                assert!(answer["response"]["uid"].is_string(), "{answer}");
+                answers.judged += 1;
             }
+            400 => {
+                assert!(answer["message"].as_str().is_some_and(|text| text.len() > 10), "{answer}");
+                answers.refused += 1;
+            }
+            other => panic!("{other} for {}", String::from_utf8_lossy(&body)),
+        }
+        let sent = number + 1;
+        if seed == 0 && sent.is_multiple_of(10_000) {
+            println!("{} of {} reviews are answered", sent * CONNECTIONS, reviews * CONNECTIONS);
         }
     }
-    assert!(judged > count / 2 && refused > 0, "{judged} judged, {refused} refused");
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mutated_reviews_are_answered_and_never_bring_it_down() {
+    let reviews: usize = std::env::var("REVIEWS").map_or(4_000, |count| count.parse().unwrap());
+    let webhook = Webhook::start();
+    webhook.policy(&policy());
+    webhook.pipeline(&pipeline());
+    webhook.grant(&grant());
+    let each = reviews.div_ceil(CONNECTIONS);
+    let asked = (0..CONNECTIONS).map(|seed| tokio::spawn(ask(webhook.client(), seed as u8, each)));
+    let answers = futures::future::try_join_all(asked).await.unwrap();
+    let judged: usize = answers.iter().map(|answers| answers.judged).sum();
+    let refused: usize = answers.iter().map(|answers| answers.refused).sum();
+    println!("{judged} reviews were judged, {refused} refused");
+    assert!(judged > reviews / 2 && refused > 0, "{judged} judged, {refused} refused");
 }
