@@ -63,8 +63,8 @@ pub const ROLES: &[Role] = &[
             Right::to(
                 "apps",
                 "controllerrevisions",
-                &["get", "create"],
-                "keep the Pipeline as it was when a run started",
+                &["get", "create", "delete"],
+                "keep the Pipeline as it was when a run started, for as long as there is the run",
             ),
             Right::to(
                 "",

@@ -271,12 +271,23 @@ impl Lab {
         self.eventually(&format!("{run} is gone"), gone).await;
     }
 
+    /// Everything of a kind in the namespace.
+    pub async fn list<K>(&self) -> Vec<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + DeserializeOwned
+            + Clone
+            + std::fmt::Debug,
+    {
+        self.api::<K>().list(&ListParams::default()).await.unwrap().items
+    }
+
     pub async fn pods(&self) -> Vec<Pod> {
-        self.api::<Pod>().list(&ListParams::default()).await.unwrap().items
+        self.list().await
     }
 
     pub async fn jobs(&self) -> Vec<Job> {
-        self.api::<Job>().list(&ListParams::default()).await.unwrap().items
+        self.list().await
     }
 
     /// Waits for a pod about which there is something to say; the pod as it was then.
@@ -410,6 +421,13 @@ impl Lab {
         assert!(!last.is_empty(), "no status was seen");
     }
 
+    /// No status that was seen gave this reason.
+    pub fn check_never_degraded_by(&self, reason: &str) {
+        let seen = self.seen.lock().unwrap();
+        let bad = seen.iter().find(|run| is_degraded_by(run, reason));
+        assert!(bad.is_none(), "{:#?}", bad.unwrap().status);
+    }
+
     /// Succeeded never goes down, as it may after a loss of data only.
     pub fn check_monotonic(&self) {
         let seen = self.seen.lock().unwrap();
@@ -427,10 +445,7 @@ impl Lab {
 
     /// No pod is left, and the Job says what the run says.
     pub async fn check_left_nothing(&self, run: &PipelineRun) {
-        assert_eq!(
-            self.pods().await.iter().map(ResourceExt::name_any).collect::<Vec<_>>(),
-            Vec::<String>::new()
-        );
+        assert_eq!(names(self.pods().await), Vec::<String>::new());
         let traces = self.traces().await;
         assert!(
             !traces.iter().any(|trace| trace.ends_with(":work") || trace.starts_with("openfilter:")),
@@ -527,6 +542,11 @@ pub fn merge(into: &mut Value, changes: Value) {
         }
         (into, changes) => *into = changes,
     }
+}
+
+/// For messages: whole objects are long, and Secrets are secret.
+pub fn names<K: Resource>(objects: Vec<K>) -> Vec<String> {
+    objects.iter().map(ResourceExt::name_any).collect()
 }
 
 pub fn phase(run: &PipelineRun) -> Option<Phase> {

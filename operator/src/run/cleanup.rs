@@ -2,19 +2,24 @@
 //! ever: what is left to do is written down, and done when Valkey is back.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use crds::run_id::RunId;
 use crds::v1alpha1::PipelineRun;
+use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{DeleteParams, Patch, PatchParams};
-use kube::{Api, ResourceExt};
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Resource, ResourceExt};
 use queue::{RunQueue, WorkerUser};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::Next;
 use super::build::owner;
+use super::build::snapshot::Role;
 use super::memory::Memory;
 use super::setup;
 use crate::context::Context;
@@ -52,6 +57,9 @@ pub async fn finalize(ctx: &Context, view: &View, memory: &mut Memory) -> Result
         return Ok(Next::Done);
     }
     remove_workers(ctx, run).await?;
+    // Garbage collection would remove them too, but later: a run that is created again at once needs their names.
+    remove_secrets(ctx, run).await?;
+    remove_owned::<ControllerRevision>(ctx, run, &names::snapshot(&run.name_any())).await?;
     let since = *memory.deleting.get_or_insert_with(Instant::now);
     if let Ok(run_id) = setup::run_id(run)
         && let Err(error) = forget(ctx, &run_id, &run.uid().unwrap_or_default()).await
@@ -69,18 +77,7 @@ pub async fn finalize(ctx: &Context, view: &View, memory: &mut Memory) -> Result
 }
 
 async fn remove_workers(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
-    let jobs: Api<Job> = ctx.api(run);
-    let name = names::job(&run.name_any());
-    let found =
-        jobs.get_metadata_opt(&name).await.map_err(Error::kubernetes(format!("look for Job {name}")))?;
-    if found.is_some_and(|found| owner::owns(run, &found)) {
-        match jobs.delete(&name, &DeleteParams::background()).await {
-            Err(kube::Error::Api(status)) if status.code == 404 => {}
-            deleted => {
-                deleted.map_err(Error::kubernetes(format!("delete Job {name}")))?;
-            }
-        }
-    }
+    remove_owned::<Job>(ctx, run, &names::job(&run.name_any())).await?;
     let pods: Api<Pod> = ctx.api(run);
     let ours = owner::pods(run);
     // At once: nobody waits for what they would still say.
@@ -89,6 +86,34 @@ async fn remove_workers(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
         .await
         .map(|_| ())
         .map_err(Error::kubernetes("delete the pods of the run"))
+}
+
+/// The Secrets of the run's workers.
+pub async fn remove_secrets(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
+    let name = run.name_any();
+    remove_owned::<Secret>(ctx, run, &names::queue_secret(&name)).await?;
+    for role in [Role::Source, Role::Sink] {
+        remove_owned::<Secret>(ctx, run, &names::credentials_copy(&name, role.as_ref())).await?;
+    }
+    Ok(())
+}
+
+/// Removes what has this name, if it is there and the run's.
+async fn remove_owned<K>(ctx: &Context, run: &PipelineRun, name: &str) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+{
+    let api: Api<K> = ctx.api(run);
+    let kind = K::kind(&());
+    let found =
+        api.get_metadata_opt(name).await.map_err(Error::kubernetes(format!("look for {kind} {name}")))?;
+    if !found.is_some_and(|found| owner::owns(run, &found)) {
+        return Ok(());
+    }
+    match api.delete(name, &DeleteParams::background()).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        deleted => deleted.map(|_| ()).map_err(Error::kubernetes(format!("delete {kind} {name}"))),
+    }
 }
 
 /// The user first: from then on no worker claims anything.

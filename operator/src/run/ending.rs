@@ -5,22 +5,19 @@ use std::time::Duration;
 
 use crds::run_id::RunId;
 use crds::v1alpha1::{Phase, PipelineRun};
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 use queue::{Closed, Ending, Finished, RunQueue, WorkerUser};
 
 use super::build::owner;
-use super::build::snapshot::Role;
 use super::decide::End;
 use super::memory::Memory;
 use super::status::{self, Outcome, Report};
-use super::{Next, Stop, workers};
+use super::{Next, Stop, cleanup, workers};
 use crate::context::Context;
 use crate::error::{Error, chain};
-use crate::names;
 use crate::world::View;
 
 /// How soon to look whether the last pods are gone, should the watch not say so.
@@ -93,7 +90,9 @@ pub async fn finish(
     if let Some(job) = view.job.as_ref().or(memory.job.as_ref().map(|(job, _)| job)).cloned() {
         workers::finish_job(ctx, run, &job, counts, &outcome, &message, memory).await?;
     }
-    forget_workers(ctx, run, run_id).await?;
+    // Nobody needs the workers' user and Secrets any more.
+    WorkerUser::remove(&ctx.valkey, run_id, &run.uid().unwrap_or_default()).await?;
+    cleanup::remove_secrets(ctx, run).await?;
     if outcome.succeeded {
         ctx.tell(run, &outcome.reason, message);
     } else {
@@ -126,27 +125,4 @@ fn read_outcome(run: &PipelineRun, finished: &Finished) -> Outcome {
             recent_failures: Vec::new(),
         }
     })
-}
-
-/// The workers' user and Secrets: nobody needs them any more.
-async fn forget_workers(ctx: &Context, run: &PipelineRun, run_id: &RunId) -> Result<(), Stop> {
-    WorkerUser::remove(&ctx.valkey, run_id, &run.uid().unwrap_or_default()).await?;
-    let api: Api<Secret> = ctx.api(run);
-    let run_name = run.name_any();
-    let copies = [Role::Source, Role::Sink].map(|role| names::credentials_copy(&run_name, role.as_ref()));
-    for name in std::iter::once(names::queue_secret(&run_name)).chain(copies) {
-        let found = api
-            .get_metadata_opt(&name)
-            .await
-            .map_err(Error::kubernetes(format!("look for Secret {name}")))?;
-        if found.is_some_and(|found| owner::owns(run, &found)) {
-            match api.delete(&name, &DeleteParams::default()).await {
-                Err(kube::Error::Api(status)) if status.code == 404 => {}
-                deleted => {
-                    deleted.map_err(Error::kubernetes(format!("delete Secret {name}")))?;
-                }
-            }
-        }
-    }
-    Ok(())
 }

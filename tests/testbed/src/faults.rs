@@ -17,6 +17,7 @@ use hyper::body::{Frame, Incoming};
 use hyper_util::rt::TokioIo;
 use tokio::{
     net::{TcpListener, TcpStream},
+    sync::Notify,
     task::JoinHandle,
 };
 
@@ -32,6 +33,8 @@ type Body = BoxBody<Bytes, io::Error>;
 pub enum Fault {
     /// It is answered this much later.
     Slow(Duration),
+    /// It is answered when the server has been healed.
+    Stuck,
     /// 500 `InternalError`, without asking the server.
     InternalError,
     /// 503 `SlowDown`, as a server that is asked too much.
@@ -93,6 +96,7 @@ pub struct FaultyS3 {
 struct Shared {
     rules: Mutex<Vec<Rule>>,
     seen: Mutex<Vec<String>>,
+    healed: Notify,
 }
 
 impl FaultyS3 {
@@ -120,6 +124,7 @@ impl FaultyS3 {
     /// From now on, nothing fails.
     pub fn heal(&self) {
         lock(&self.shared.rules).clear();
+        self.shared.healed.notify_waiters();
     }
 
     /// Every request so far: `METHOD path`.
@@ -151,10 +156,16 @@ async fn accept(listener: TcpListener, server: Arc<str>, shared: Arc<Shared>) {
 async fn handle(request: Request<Incoming>, server: &str, shared: &Shared) -> io::Result<Response<Body>> {
     let path = request.uri().path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string);
     lock(&shared.seen).push(format!("{} {path}", request.method()));
+    // Before a rule is picked, so that no healing is missed after it.
+    let healed = shared.healed.notified();
     match shared.pick(request.method(), &path) {
         None => pass_on(request, server, None).await,
         Some(Fault::Slow(delay)) => {
             tokio::time::sleep(delay).await;
+            pass_on(request, server, None).await
+        }
+        Some(Fault::Stuck) => {
+            healed.await;
             pass_on(request, server, None).await
         }
         Some(Fault::Truncated(length)) => pass_on(request, server, Some(length)).await,
