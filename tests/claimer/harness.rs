@@ -125,6 +125,16 @@ impl Bench {
         self.run(&mut self.command()).await
     }
 
+    /// Waits until a claimer has found no file and waits for one.
+    pub async fn claimer_waits(&self) {
+        tests::eventually("the claimer waits", || async {
+            let mut clients = redis::cmd("CLIENT");
+            let value = self.valkey.raw(clients.arg("LIST")).await;
+            format!("{value:?}").contains("cmd=xreadgroup")
+        })
+        .await;
+    }
+
     pub async fn publish(&self) -> Ended {
         self.run(self.command().arg("publish")).await
     }

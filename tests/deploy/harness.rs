@@ -1,8 +1,6 @@
 //! kubectl, what kustomize builds, and a deployment that only one test has at a time.
 
-use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -44,7 +42,7 @@ impl Cluster {
 
     /// What kubectl prints, or why it failed.
     pub fn try_kubectl(&self, words: &[&str]) -> Result<String, String> {
-        kubectl(&self.testbed, words, None)
+        kubectl(&self.testbed, words, "")
     }
 
     /// What kubectl prints.
@@ -56,7 +54,7 @@ impl Cluster {
     pub fn apply(&self, objects: &[Value], words: &[&str]) -> Result<String, String> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
         let words = [&["apply", "--server-side", "--filename=-"], words].concat();
-        kubectl(&self.testbed, &words, Some(&list))
+        kubectl(&self.testbed, &words, &list)
     }
 
     /// As docs/install.md says, and waits until everything runs.
@@ -68,7 +66,7 @@ impl Cluster {
             "deployment/openfilter-operator",
             "deployment/openfilter-webhook",
         ] {
-            self.kubectl(&["-n", SYSTEM, "rollout", "status", workload, "--timeout=240s"]);
+            self.kubectl(&["-n", SYSTEM, "rollout", "status", workload, "--timeout=900s"]);
         }
     }
 
@@ -89,7 +87,7 @@ impl Cluster {
     /// Waits until a run is as `jsonpath` of `kubectl wait --for` says.
     pub fn wait_for(&self, namespace: &str, run: &str, what: &str) {
         let (what, run) = (format!("--for={what}"), format!("pipelinerun/{run}"));
-        let waited = self.try_kubectl(&["-n", namespace, "wait", &what, &run, "--timeout=240s"]);
+        let waited = self.try_kubectl(&["-n", namespace, "wait", &what, &run, "--timeout=900s"]);
         waited.unwrap_or_else(|error| {
             let shown =
                 self.kubectl(&["-n", namespace, "get", "pipelineruns,jobs,pods,events", "-o", "wide"]);
@@ -143,7 +141,7 @@ pub fn run(namespace: &str, name: &str) -> Value {
 
 /// The objects that kustomize builds of a folder of the project.
 pub fn build(testbed: &Testbed, folder: &Path) -> Vec<Value> {
-    let built = kubectl(testbed, &["kustomize", folder.to_str().unwrap()], None);
+    let built = kubectl(testbed, &["kustomize", folder.to_str().unwrap()], "");
     let built = built.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     serde_saphyr::from_multiple(&built).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
 }
@@ -153,19 +151,8 @@ pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-fn kubectl(testbed: &Testbed, words: &[&str], input: Option<&str>) -> Result<String, String> {
-    let paths = testbed.paths();
-    let mut child = Command::new(paths.bin("kubectl"))
-        .arg(format!("--kubeconfig={}", paths.kubeconfig().display()))
-        .args(words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // Dropped at once, so that it has an end. A kubectl that ends without reading says why by itself.
-    let _ = child.stdin.take().unwrap().write_all(input.unwrap_or_default().as_bytes());
-    let output = child.wait_with_output().unwrap();
+fn kubectl(testbed: &Testbed, words: &[&str], input: &str) -> Result<String, String> {
+    let output = testbed.kubectl(words, input).unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() {
         Ok(text(&output.stdout))

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crds::v1alpha1::PipelineRun;
 use kube::Api;
@@ -10,7 +11,9 @@ use kube::api::PostParams;
 use crate::harness::{Cluster, SYSTEM, run};
 
 /// Requests at once.
-const CLIENTS: usize = 8;
+const CLIENTS: usize = 4;
+/// Each waits so long between two of them: the rest of the cluster needs processors too, to hear that a replica goes.
+const PAUSE: Duration = Duration::from_millis(10);
 /// Requests that must have been answered before, and after, a replica goes.
 const ENOUGH: usize = 100;
 
@@ -59,6 +62,7 @@ impl Load {
                 Ok(_) => drop(self.answered.fetch_add(1, Ordering::Relaxed)),
                 Err(error) => return self.failures.lock().unwrap().push(error.to_string()),
             }
+            tokio::time::sleep(PAUSE).await;
         }
     }
 

@@ -20,7 +20,7 @@ use tokio::process::{Child, Command};
 use crate::git::{GitServer, Repository};
 
 /// How long anything may take on a busy machine.
-pub const LONG: Duration = Duration::from_secs(180);
+pub const LONG: Duration = Duration::from_secs(600);
 /// Where the manifests of kustomize/gitops expect their repositories, and the tag they install.
 const PLACE: &str = "https://git.example.com";
 const RELEASE: &str = "v0.1.0";
@@ -126,10 +126,7 @@ impl Lab {
     }
 
     pub fn kubectl(&self, words: &[&str]) -> Result<String, String> {
-        let paths = self.testbed.paths();
-        let mut command = std::process::Command::new(paths.bin("kubectl"));
-        command.arg(format!("--kubeconfig={}", paths.kubeconfig().display())).args(words);
-        let output = command.output().unwrap();
+        let output = self.testbed.kubectl(words, "").unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }

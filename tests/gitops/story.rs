@@ -44,7 +44,7 @@ async fn install_the_operator(lab: &Lab, engine: &Engine) {
     engine.until_healthy(lab, OPERATOR).await;
     for deployment in ["openfilter-operator", "openfilter-webhook"] {
         let words =
-            ["rollout", "status", "--timeout=1s", "-n", "openfilter-system", "deployment", deployment];
+            ["rollout", "status", "--timeout=120s", "-n", "openfilter-system", "deployment", deployment];
         lab.kubectl(&words).unwrap();
     }
     engine.until_healthy_at(lab, TEAM, &commit).await;
@@ -96,7 +96,7 @@ async fn a_bad_run_is_refused_with_our_words(lab: &Lab, engine: &Engine) {
 }
 
 async fn more_parallelism_by_commit_takes_effect_while_it_runs(lab: &Lab, engine: &Engine) {
-    lab.put_images("wednesday", 8, "sleep 5").await;
+    lab.put_images("wednesday", 8, "sleep 20").await;
     let run =
         std::fs::read_to_string(tests::generated::root().join("examples/gitops-repo/runs/dev/monday.yaml"));
     let run = run.unwrap().replace("monday", "wednesday").replace("parallelism: 2", "parallelism: 1");

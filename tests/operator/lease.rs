@@ -16,7 +16,7 @@ fn contender(client: Client, identity: &str) -> Election {
 }
 
 /// Soon, for a machine that does other things too.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(10);
 
 async fn leads(election: &Election, within: Duration) -> Leadership {
     timeout(within, election.acquire()).await.expect("it leads in time")
@@ -173,8 +173,8 @@ async fn on_a_real_api_server_one_leads_and_the_next_takes_over() {
     let testbed = Testbed::start_or_reuse().await.unwrap();
     let namespace = testbed.namespace("lease").await.unwrap();
     let real = |identity: &str, name: &str| Election {
-        duration: Duration::from_secs(6),
-        renew: Duration::from_secs(1),
+        duration: Duration::from_secs(20),
+        renew: Duration::from_secs(4),
         ..Election::new(testbed.client(), &namespace.name, name, identity)
     };
     a_leader_stays_the_only_one(&real("first", "only"), &real("second", "only")).await;

@@ -1,7 +1,7 @@
 //! The workers' user: exactly what it needs, and put right when it is not.
 
 use queue::{Ensured, WorkerUser};
-use tests::valkey::{Flavor, TestServer};
+use tests::valkey::{Flavor, TestServer, patient};
 
 use super::{SHORT, queue_with, run_id, worker};
 
@@ -19,7 +19,8 @@ async fn a_workers_user_may_claim_and_ping_and_nothing_else() {
             "redis://",
             &format!("redis://{}:{}@", user.name.replace(':', "%3A"), user.password.reveal()),
         );
-        let mut client = redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+        let client = redis::Client::open(url).unwrap();
+        let mut client = client.get_multiplexed_async_connection_with_config(&patient()).await.unwrap();
         redis::cmd("PING").query_async::<String>(&mut client).await.unwrap();
         let (work, group, entry) =
             (queue.keys().work.as_str(), queue.keys().group.as_str(), claimed.entry.as_str());

@@ -1,6 +1,6 @@
 //! A run from its first page to its entry in the ledger.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use queue::{
     Closed, Ending, Error, Failure, Fate, File, Opened, Page, Retention, RetryPolicy, RunQueue, State,
@@ -127,6 +127,7 @@ async fn failed_files_wait_for_their_back_off_which_doubles_up_to_its_limit() {
         for (attempt, longest) in [(1, 400), (2, 800), (3, 1_000), (4, 1_000)] {
             let claimed = claim(&server, &queue, "pod").await;
             assert_eq!(claimed.attempts, attempt - 1);
+            let settled = Instant::now();
             let fates =
                 queue.settle(&[settlement(&claimed.entry, "pod", failed("boom"))], &policy).await.unwrap();
             let [Fate::Retrying { delay, .. }] = fates[..] else { panic!("{fates:?}") };
@@ -137,10 +138,12 @@ async fn failed_files_wait_for_their_back_off_which_doubles_up_to_its_limit() {
             assert!(stats.next_retry.is_some_and(|next| next <= longest));
 
             let early = queue.promote().await.unwrap();
-            assert!(early.moved == 0 && early.next.is_some(), "{early:?}");
+            // On a machine that was busy meanwhile it may be due already.
+            let still_early = settled.elapsed() < delay;
+            assert!(!still_early || early.moved == 0 && early.next.is_some(), "{early:?}");
             tokio::time::sleep(longest + Duration::from_millis(5)).await;
             let due = queue.promote().await.unwrap();
-            assert_eq!((due.moved, due.next), (1, None));
+            assert_eq!((early.moved + due.moved, due.next), (1, None));
             assert_eq!(queue.stats().await.unwrap().delayed, 0);
         }
         assert_eq!(queue.stats().await.unwrap().retried, 4);

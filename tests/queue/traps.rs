@@ -478,7 +478,7 @@ async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_recla
         ] {
             let queue = queue_with(&server, name, &["a"]).await;
             claim(&server, &queue, "pod").await;
-            tokio::time::sleep(Duration::from_millis(150)).await;
+            tokio::time::sleep(Duration::from_millis(1_500)).await;
             let url = server.server().url;
             let meanwhile = |pending: &queue::Pending| {
                 let mut client = redis::Client::open(url.as_str()).unwrap().get_connection().unwrap();
@@ -494,7 +494,7 @@ async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_recla
                 command.query::<redis::Value>(&mut client).unwrap();
                 Some("PodLost".to_owned())
             };
-            let reclaimed = queue.reclaim(Duration::from_millis(100), &AT_ONCE, meanwhile).await.unwrap();
+            let reclaimed = queue.reclaim(Duration::from_secs(1), &AT_ONCE, meanwhile).await.unwrap();
             assert_eq!(reclaimed.fates, [Fate::Ignored], "{name}");
             assert_eq!(counts(&queue).await, (1, 0, 1, 0, 0), "{name}");
         }

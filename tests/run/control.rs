@@ -32,7 +32,7 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(counts(&lab.get("r").await), (12, done, 0), "nothing is started");
     lab.patch("r", json!({"spec": {"suspend": false, "execution": {"parallelism": 6}}})).await;
-    lab.until("r", "six files are processed", |run| running(run) == 6).await;
+    lab.until("r", "six pods work", |_| lab.most_pods() == 6).await;
     let job = lab.jobs().await.remove(0);
     assert_eq!(job.spec.unwrap().parallelism, Some(6));
     let run = lab.finished("r").await;
@@ -150,7 +150,7 @@ async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_anew(
 #[ignore = "needs the cluster"]
 async fn two_runs_of_one_run_id_are_one_run() {
     let lab = Lab::new("taken").await;
-    lab.put("a", "sleep 3").await;
+    lab.put("a", "sleep 20").await;
     lab.pipeline(json!({})).await;
     let id = format!("{}.shared", lab.namespace.name);
     let queue = json!({"stream": format!("pr:{id}:work"), "group": format!("cg:{id}")});
@@ -172,7 +172,7 @@ async fn another_namespaces_pipeline_and_keys_need_grants() {
     lab.kill_operators().await;
     lab.set("NAMESPACES", &format!("{},{}", lab.namespace.name, owner.name));
     lab.start_operator();
-    lab.put("a", "sleep 4").await;
+    lab.put("a", "sleep 20").await;
     let there = |object: serde_json::Value| (owner.name.clone(), object);
     let (id, secret) = lab.services.s3.keys();
     let (namespace, keys) = there(

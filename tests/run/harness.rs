@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crds::run_id::RunId;
 use crds::v1alpha1::{Counts, Phase, Pipeline, PipelineRun};
@@ -36,7 +36,7 @@ pub enum Turn {
 }
 
 /// How long a run may take on a busy machine.
-pub const LONG: Duration = Duration::from_secs(240);
+pub const LONG: Duration = Duration::from_secs(600);
 
 pub struct Lab {
     pub testbed: Testbed,
@@ -332,12 +332,8 @@ impl Lab {
     }
 
     pub fn kubectl(&self, words: &[&str]) -> Result<String, String> {
-        let paths = self.testbed.paths();
-        let mut command = std::process::Command::new(paths.bin("kubectl"));
-        command
-            .arg(format!("--kubeconfig={}", paths.kubeconfig().display()))
-            .args(["-n", &self.namespace.name]);
-        let output = command.args(words).output().unwrap();
+        let words = [&["-n", &self.namespace.name], words].concat();
+        let output = self.testbed.kubectl(&words, "").unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
@@ -578,10 +574,4 @@ pub fn message(run: &PipelineRun, type_: &str) -> String {
 /// Whether the run is held up for this reason.
 pub fn is_degraded_by(run: &PipelineRun, reason: &str) -> bool {
     condition(run, "Degraded") == ("True".to_owned(), reason.to_owned())
-}
-
-/// Time that went by, for the few things that are about time.
-pub async fn timed<T>(what: impl Future<Output = T>) -> (T, Duration) {
-    let start = Instant::now();
-    (what.await, start.elapsed())
 }

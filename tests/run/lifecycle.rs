@@ -1,13 +1,11 @@
 //! What a run does when nothing is broken but some of its files.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use crds::v1alpha1::Phase;
 use http::Method;
 use k8s_openapi::api::core::v1::{Event, Secret};
 use kube::ResourceExt;
-use kube::api::ListParams;
 use serde_json::json;
 use tests::s3::escape;
 
@@ -28,7 +26,7 @@ async fn a_hundred_files_are_exactly_accounted_for() {
     lab.put("in/folder/", "").await;
     lab.pipeline(json!({"source": {"bucket": {"prefix": "in/"}}})).await;
     lab.run("r", json!({"execution": {"parallelism": 20}})).await;
-    lab.kubectl(&["wait", "--for=condition=Ready=false", "plr/r", "--timeout=240s"]).unwrap();
+    lab.kubectl(&["wait", "--for=condition=Ready=false", "plr/r", "--timeout=600s"]).unwrap();
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (100, 95, 5));
     assert_eq!(phase(&run), Some(Phase::Failed));
@@ -140,8 +138,12 @@ async fn sequential_filters_run_one_after_the_other() {
     lab.pipeline(json!({"filters": [filter("first", &["sleep", "1"]), second, third]})).await;
     lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
     let pod = lab
-        .pod_that("it has failed", |pod| {
-            pod.status.as_ref()?.phase.as_deref().filter(|phase| *phase == "Failed").map(|_| ())
+        .pod_that("its last filter has ended", |pod| {
+            let ended =
+                pod.status.as_ref()?.container_statuses.as_ref()?.iter().all(|container| {
+                    container.state.as_ref().is_some_and(|state| state.terminated.is_some())
+                });
+            ended.then_some(())
         })
         .await;
     let status = pod.status.unwrap();
@@ -237,14 +239,18 @@ async fn people_are_told_what_happened_and_no_secret() {
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (30, 0, 30));
     assert_eq!(run.status.as_ref().unwrap().recent_failures.len(), 10, "trap 28");
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let events = lab.api::<Event>().list(&ListParams::default()).await.unwrap().items;
-    let about_the_run: Vec<_> =
-        events.iter().filter(|event| event.involved_object.kind.as_deref() == Some("PipelineRun")).collect();
-    let reasons: BTreeSet<_> = about_the_run.iter().filter_map(|event| event.reason.as_deref()).collect();
+    let about_the_run = |event: &Event| event.involved_object.kind.as_deref() == Some("PipelineRun");
     for reason in ["Listed", "JobCreated", "FileFailed", "FilesFailed"] {
-        assert!(reasons.contains(reason), "{reason} is not among {reasons:?}");
+        // Nobody waits for an event to be written.
+        let told = async || {
+            let events = lab.list::<Event>().await;
+            let mut about_the_run = events.iter().filter(|event| about_the_run(event));
+            Ok(about_the_run.any(|event| event.reason.as_deref() == Some(reason)).then_some(()))
+        };
+        lab.eventually(&format!("there is an event {reason}"), told).await;
     }
+    let events = lab.list::<Event>().await;
+    let about_the_run: Vec<_> = events.iter().filter(|event| about_the_run(event)).collect();
     assert!(about_the_run.len() <= 16, "{} events for one run", about_the_run.len());
     let (_, secret) = lab.services.s3.keys();
     let everything = serde_json::to_string(&(&events, &run, lab.jobs().await)).unwrap() + &lab.operator_log();

@@ -39,7 +39,8 @@ async fn an_operator_that_is_killed_again_and_again_loses_nothing() {
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (60, 50, 10));
     assert_eq!(lab.dead_letters("r").await.len(), 10);
-    assert!(lab.most_pods() <= 8 + 5 + 8, "trap 31: {} pods", lab.most_pods());
+    // Those that work, those whose attempt failed, and those whose creation a crash forgot.
+    assert!(lab.most_pods() <= 8 + 20 + 8, "trap 31: {} pods", lab.most_pods());
     lab.check_left_nothing(&run).await;
     lab.check_all_statuses();
     lab.check_monotonic();
@@ -154,7 +155,7 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
 #[ignore = "needs the cluster"]
 async fn files_of_a_dead_node_are_processed_elsewhere() {
     let lab = Lab::alone("node").await;
-    lab.put_many("", 6, |_| "sleep 20".to_owned()).await;
+    lab.put_many("", 6, |_| "sleep 30".to_owned()).await;
     // The backing services are on one of the nodes; the workers are on the other.
     let services = lab.node_of("backing", "valkey").await;
     let victim = lab.other_node(&services).await;
@@ -237,7 +238,7 @@ async fn a_run_whose_storage_hangs_delays_no_other() {
 #[ignore = "needs the cluster"]
 async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another() {
     let mut lab = Lab::new("evicted").await;
-    lab.put_many("", 4, |_| "sleep 15".to_owned()).await;
+    lab.put_many("", 4, |_| "sleep 30".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 4}})).await;
     lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 4).await;

@@ -24,6 +24,9 @@ pub async fn install(testbed: &Testbed) {
             let conditions = crd.status.and_then(|status| status.conditions).unwrap_or_default();
             Ok(conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(()))
         };
-        testbed.eventually(&format!("{name} is served"), Duration::from_secs(30), established).await.unwrap();
+        testbed
+            .eventually(&format!("{name} is served"), Duration::from_secs(120), established)
+            .await
+            .unwrap();
     }
 }

@@ -1,7 +1,6 @@
 //! An S3 server of its own for a test: a real versitygw on loopback, with a folder of its own, gone when the test is.
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +9,8 @@ use storage::{Bucket, Keys};
 use tempfile::TempDir;
 use testbed::images::{RECIPES, Source};
 use testbed::{Paths, S3};
+
+use crate::valkey::free_port;
 
 /// The keys of every test server.
 pub const ACCESS_KEY: &str = "test-access-key";
@@ -106,7 +107,7 @@ async fn serve(folder: &Path, arguments: &[&str]) -> (Child, u16) {
     let recipe = RECIPES.iter().find(|recipe| recipe.name == "s3").unwrap();
     let Source::Go(module) = recipe.source else { panic!("the S3 server is a Go program") };
     let program = module.program(&Paths::find().unwrap()).unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     // setpriv ends the server when the test process dies, however it dies.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]).arg(program);

@@ -12,6 +12,15 @@ use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
 
+/// How long an answer may take. The library's own limits of a second and less are too short for a machine that compiles at
+/// the same time.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Settings of a plain connection.
+pub fn patient() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE))
+}
+
 /// Which server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavor {
@@ -96,7 +105,7 @@ impl TestServer {
         let mut server = Server::at(format!("{scheme}://127.0.0.1:{}", self.port));
         server.password = self.options.password.map(|password| password.to_owned().into());
         server.ca_certificate.clone_from(&self.ca_certificate);
-        server.timeout = Duration::from_secs(2);
+        server.timeout = PATIENCE;
         server
     }
 
@@ -122,9 +131,7 @@ impl TestServer {
     async fn try_raw_connection(&self) -> redis::RedisResult<MultiplexedConnection> {
         let password = self.options.password.map(|password| format!(":{password}@")).unwrap_or_default();
         let client = redis::Client::open(format!("redis://{password}127.0.0.1:{}", self.plain_port))?;
-        // The library's own limit of half a second is too short for a machine that compiles at the same time.
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
-        client.get_multiplexed_async_connection_with_config(&config).await
+        client.get_multiplexed_async_connection_with_config(&patient()).await
     }
 
     /// Ends the process without giving it time for anything.

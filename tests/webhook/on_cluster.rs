@@ -2,7 +2,6 @@
 //! 10.87.0.1, and makes its certificate itself: whatever uses this also shows that the API server is told to trust it.
 
 use std::fs;
-use std::io::Write as _;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -18,7 +17,7 @@ use tests::examples::{run, with};
 use tests::program::program;
 
 const HOST: &str = "10.87.0.1";
-pub const WAIT: Duration = Duration::from_secs(60);
+pub const WAIT: Duration = Duration::from_secs(300);
 
 /// One replica; it ends when this is dropped.
 pub struct Replica {
@@ -132,6 +131,17 @@ impl Cluster {
             Api::namespaced(self.client(), &self.namespace.name).get("openfilter-webhook-tls").await.unwrap();
         let bundle = String::from_utf8(secret.data.unwrap()["ca.crt"].0.clone()).unwrap();
         webhook::tls::bundle::publish(&self.client(), &self.configuration, &bundle).await.unwrap();
+        // The API server has a cache of its own: it may not call anybody yet, or without the bundle.
+        let bad = with(self.run("on-trial"), "/spec/source/include", json!(["[a"]));
+        self.until_refused(&bad, "denied the request").await;
+    }
+
+    /// Waits until a create of this object is refused with these words.
+    pub async fn until_refused(&self, object: &Value, words: &str) {
+        let refused =
+            async || Ok(self.create(object, true).await.err().filter(|message| message.contains(words)));
+        let what = format!("{} is refused with {words:?}", object["metadata"]["name"]);
+        self.testbed.eventually(&what, WAIT, refused).await.unwrap();
     }
 
     /// The API for an object, in the namespace that it names.
@@ -174,18 +184,7 @@ impl Cluster {
 impl Cluster {
     /// kubectl with this input: whether it succeeded, and all that it printed.
     pub fn kubectl(&self, arguments: &[&str], input: &Value) -> (bool, String) {
-        let mut kubectl = Command::new(self.testbed.paths().bin("kubectl"))
-            .arg(format!("--kubeconfig={}", self.testbed.paths().kubeconfig().display()))
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut stdin = kubectl.stdin.take().unwrap();
-        stdin.write_all(input.to_string().as_bytes()).unwrap();
-        drop(stdin);
-        let output = kubectl.wait_with_output().unwrap();
+        let output = self.testbed.kubectl(arguments, &input.to_string()).unwrap();
         let text = [output.stderr, output.stdout].map(|text| String::from_utf8(text).unwrap()).concat();
         (output.status.success(), text)
     }

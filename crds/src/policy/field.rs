@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-use crate::rules::constant_regex;
+use crate::rules::{constant_regex, field_names};
 
 /// A path, parsed once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,10 +40,6 @@ pub(crate) struct NoSuchField<'a> {
     pub(crate) name: String,
     pub(crate) steps: usize,
     pub(crate) known: Vec<&'a str>,
-}
-
-fn names_of(properties: &Value) -> Vec<&str> {
-    properties.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect()
 }
 
 /// A place that a path leads to, and what is there.
@@ -113,16 +109,15 @@ impl FieldPath {
                     (None, values @ Value::Object(_)) => values,
                     _ if here["x-kubernetes-preserve-unknown-fields"] == true => return Ok(&ANYTHING),
                     (None, _) => {
-                        return Err(NoSuchField {
-                            name: name.clone(),
-                            steps,
-                            known: names_of(&here["properties"]),
-                        });
+                        return Err(NoSuchField { name: name.clone(), steps, known: field_names(here) });
                     }
                 },
                 Step::Index(_) | Step::Every if here["items"].is_object() => &here["items"],
                 Step::Every if here["additionalProperties"].is_object() => &here["additionalProperties"],
-                Step::Index(_) | Step::Every => {
+                Step::Index(index) => {
+                    return Err(NoSuchField { name: format!("[{index}]"), steps, known: Vec::new() });
+                }
+                Step::Every => {
                     return Err(NoSuchField { name: "[*]".to_owned(), steps, known: Vec::new() });
                 }
             };

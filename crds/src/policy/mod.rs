@@ -26,7 +26,7 @@ pub(crate) use check::{Bound, compile_regex, compile_schema};
 pub(crate) use field::{FieldPath, NoSuchField};
 pub use set::PolicySet;
 
-use crate::rules::{Context as RuleContext, Rule, Validate, Violation};
+use crate::rules::{Context as RuleContext, Kind, Rule, Validate, Violation};
 use crate::v1alpha1::{
     PipelinePolicy, PipelinePolicySpec, PolicyAction, PolicyDefault, PolicyRule, PolicyTarget,
 };
@@ -102,7 +102,7 @@ pub struct Policy {
     action: PolicyAction,
     selector: Option<LabelSelector>,
     rules: Vec<CompiledRule>,
-    defaults: Vec<(FieldPath, Value)>,
+    defaults: Vec<CompiledDefault>,
     /// Why it cannot be used; then nothing it selects is admitted.
     problems: Vec<Violation>,
 }
@@ -113,6 +113,24 @@ struct CompiledRule {
     message: String,
     message_expression: Option<Expression>,
     test: Test,
+}
+
+#[derive(Debug)]
+struct CompiledDefault {
+    field: FieldPath,
+    value: Value,
+    /// The kinds that have such a field: a policy for both may have defaults for fields of one.
+    targets: Vec<PolicyTarget>,
+}
+
+impl CompiledDefault {
+    fn compile(default: &PolicyDefault, targets: &[PolicyTarget]) -> Option<Self> {
+        let PolicyDefault { field, value } = default;
+        let field: FieldPath = field.parse().ok()?;
+        let has_field = |target: &PolicyTarget| field.within(Kind::from(*target).schema()).is_ok();
+        let targets = targets.iter().copied().filter(has_field).collect();
+        Some(Self { field, value: value.clone(), targets })
+    }
 }
 
 #[derive(Debug)]
@@ -128,15 +146,14 @@ impl Policy {
         let PipelinePolicySpec { namespace_selector, applies_to, action, rules, defaults } = &policy.spec;
         let problems = policy.validate(&RuleContext::default());
         let usable = problems.is_empty();
-        let path =
-            |PolicyDefault { field, value }: &PolicyDefault| Some((field.parse().ok()?, value.clone()));
+        let default = |default| CompiledDefault::compile(default, applies_to);
         Self {
             name: policy.metadata.name.clone().unwrap_or_default(),
             targets: applies_to.clone(),
             action: *action,
             selector: namespace_selector.clone(),
             rules: if usable { rules.iter().filter_map(CompiledRule::compile).collect() } else { Vec::new() },
-            defaults: if usable { defaults.iter().filter_map(path).collect() } else { Vec::new() },
+            defaults: if usable { defaults.iter().filter_map(default).collect() } else { Vec::new() },
             problems,
         }
     }

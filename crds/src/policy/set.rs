@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::{Finding, Policy, Subject, scope};
-use crate::rules::Kind;
+use super::{CompiledDefault, Finding, Policy, Subject, scope};
 use crate::v1alpha1::PolicyTarget;
 
 /// The policies in force, ordered by name: the same object gets the same answer from every replica.
@@ -62,10 +61,11 @@ impl PolicySet {
         object: &mut Value,
         stored: Option<&Value>,
     ) {
-        let schema = Kind::from(target).schema();
         for policy in self.selected(target, labels) {
-            // A policy for both kinds may have defaults for fields of one.
-            for (field, value) in policy.defaults.iter().filter(|(field, _)| field.within(schema).is_ok()) {
+            for CompiledDefault { field, value, targets } in &policy.defaults {
+                if !targets.contains(&target) {
+                    continue;
+                }
                 let kept = |stored: &Value| {
                     let places = field.places(stored);
                     !places.is_empty() && places.iter().all(|place| place.value == Some(value))

@@ -25,6 +25,7 @@ mod violation;
 pub use endpoint::EndpointPolicy;
 pub use pipeline_run::FailureLimit;
 pub use rule::Rule;
+pub(crate) use schema::field_names;
 pub use schema::{Kind, default};
 pub use time::parse_duration;
 pub use violation::Violation;

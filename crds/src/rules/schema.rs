@@ -82,7 +82,7 @@ pub(super) fn shape(kind: Kind, object: &Value) -> Vec<Violation> {
         let schema = kind.schema();
         let known = ["apiVersion", "kind", "metadata", "spec", "status"];
         for name in fields.keys().filter(|name| !known.contains(&name.as_str())) {
-            unknown_field(&Path::root(), name, known.into_iter(), &mut out);
+            unknown_field(&Path::root(), name, &known, &mut out);
         }
         let spec = Path::root().field("spec");
         match fields.get("spec") {
@@ -153,9 +153,7 @@ fn walk_object(at: &Path, schema: &Value, fields: &Map<String, Value>, out: &mut
         match (properties.and_then(|known| known.get(name)), &schema["additionalProperties"]) {
             (Some(property), _) => walk(&at.field(name), property, value, out),
             (None, Value::Object(_)) => walk(&at.field(name), &schema["additionalProperties"], value, out),
-            (None, _) => {
-                unknown_field(at, name, properties.into_iter().flat_map(Map::keys).map(String::as_str), out)
-            }
+            (None, _) => unknown_field(at, name, &field_names(schema), out),
         }
     }
     for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
@@ -236,7 +234,11 @@ fn wrong_type(at: &Path, expected: &str, value: &Value, out: &mut Findings) {
     out.add(at, Rule::WrongType, format!("it is {actual}, but {} is needed", named(expected)), fix);
 }
 
-fn unknown_field<'a>(at: &Path, name: &str, known: impl Iterator<Item = &'a str>, out: &mut Findings) {
-    let known: Vec<&str> = known.collect();
-    out.add(&at.field(name), Rule::UnknownField, "there is no such field", suggest::fix(name, &known));
+fn unknown_field(at: &Path, name: &str, known: &[&str], out: &mut Findings) {
+    out.add(&at.field(name), Rule::UnknownField, "there is no such field", suggest::fix(name, known));
+}
+
+/// The fields of an object with this schema.
+pub(crate) fn field_names(schema: &Value) -> Vec<&str> {
+    schema["properties"].as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect()
 }

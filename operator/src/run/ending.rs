@@ -72,13 +72,14 @@ pub async fn finish(
     report.counts = Some(counts);
     memory.listing = None;
     if !view.pods.is_empty() {
-        let (lost, others): (Vec<_>, Vec<_>) = view.pods.iter().partition(|pod| {
-            pod.deleting.is_some_and(|going| going.since.elapsed() > going.grace + LOOK_AGAIN)
+        // Nobody waits for a kubelet to tidy up after a pod that has stopped, or for one that does not answer.
+        let (at_once, others): (Vec<_>, Vec<_>) = view.pods.iter().partition(|pod| {
+            pod.stopped || pod.deleting.is_some_and(|going| going.since.elapsed() > going.grace + LOOK_AGAIN)
         });
         let names = |pods: Vec<&std::sync::Arc<crate::pods::WorkerPod>>| {
             pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
         };
-        workers::remove_pods(ctx, run, &names(lost), true, memory).await?;
+        workers::remove_pods(ctx, run, &names(at_once), true, memory).await?;
         let others: Vec<_> = others.into_iter().filter(|pod| pod.deleting.is_none()).collect();
         workers::remove_pods(ctx, run, &names(others), false, memory).await?;
         return Ok(Next::Within(LOOK_AGAIN));

@@ -19,7 +19,7 @@ const MARK: &str = "openfilter.demo/deployed";
 /// Images may have to be pulled.
 const ROLLOUT_TIMEOUT: &str = "180s";
 /// A webhook that is Ready is known to the API server a moment later.
-const ADMISSION_TIMEOUT: Duration = Duration::from_secs(60);
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Deploys everything, unless a cluster of somebody else's has it already.
 pub fn deploy(cluster: &Cluster) -> Result<()> {
@@ -105,6 +105,19 @@ pub fn wait_for_admission(kubectl: &Kubectl, manifest: &str) -> Result<()> {
                 return Err(error);
             }
             Err(_) => thread::sleep(Duration::from_secs(1)),
+        }
+    }
+}
+
+/// Waits until this is refused with these words: a webhook hears of a Pipeline a moment after it was applied.
+pub fn wait_for_refusal(kubectl: &Kubectl, manifest: &str, words: &str) -> Result<()> {
+    let deadline = Instant::now() + ADMISSION_TIMEOUT;
+    loop {
+        match kubectl.ask(&["apply", "--dry-run=server", "-f", manifest]) {
+            Err(error) if error.to_string().contains(words) => return Ok(()),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Ok(_) if Instant::now() > deadline => return Err(format!("{manifest} is not refused").into()),
+            _ => thread::sleep(Duration::from_millis(200)),
         }
     }
 }

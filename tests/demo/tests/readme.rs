@@ -43,6 +43,10 @@ const COMMANDS: &[(&str, Here)] = &[
     ("make cluster-down", Prints("is down")),
 ];
 
+const UNTIL_REFUSED: &str = "sed 's/parallelism: 6/parallelism: 500/' examples/demo/run.yaml > ../big-run.yaml; \
+    for try in $(seq 100); do kubectl create --dry-run=server -f ../big-run.yaml 2>&1 | grep -q max-parallelism/ && exit; sleep 1; done; \
+    exit 1";
+
 /// A block of README.md: what is typed, and all that is shown.
 struct Block {
     commands: Vec<String>,
@@ -163,6 +167,10 @@ fn every_command_of_the_readme_works_in_a_clone() {
                     (name, demo) = (run_name(&printed.text).unwrap(), printed.text);
                     let exports = demo.lines().filter(|line| line.starts_with("export "));
                     shell.exports = exports.map(|line| format!("{line}; ")).collect();
+                }
+                "kubectl apply -f policies/max-parallelism/policy.yaml" => {
+                    // Every replica hears of it a moment later, which is less than a person needs to type a line.
+                    assert!(shell.type_in(UNTIL_REFUSED).worked);
                 }
                 "openfilter validate -f examples/demo" => {
                     assert_eq!(

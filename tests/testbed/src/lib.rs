@@ -29,7 +29,6 @@ mod suite;
 mod traces;
 
 pub use cluster::{Up, Whose, client, cut_power, down, leftovers, up};
-pub use control_plane::{EVICTION_DELAY, NODE_GRACE};
 pub use error::{Doing, Error, Result};
 pub use eventually::eventually;
 pub use faults::{Fault, FaultyS3, Rule};

@@ -23,7 +23,7 @@ const PODS_MAX: u32 = 200;
 /// The kubelet renews its lease four times in this long: every second.
 const LEASE_SECONDS: u32 = 4;
 /// containerd answers within a second, on a busy machine within a few.
-const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(30);
+const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(120);
 /// The name of the CNI network.
 const CNI_NETWORK: &str = "openfilter-testbed";
 

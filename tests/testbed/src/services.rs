@@ -42,7 +42,7 @@ pub const S3_IP_URL: &str = "http://10.89.0.30:7070";
 /// The uid that every image of ours runs as.
 const NONROOT: u32 = 65532;
 /// A pod starts within seconds; the machine may be busy.
-const TIMEOUT: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// On one machine a connection is there at once or not at all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 

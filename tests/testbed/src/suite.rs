@@ -1,6 +1,11 @@
 //! What a suite uses: a cluster that is there, things to do in it, and things to do to it.
 
-use std::{path::Path, time::Duration};
+use std::{
+    io::Write,
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::{Namespace as ApiNamespace, Pod};
 use kube::{Api, Client, api::PostParams};
@@ -80,7 +85,7 @@ impl Testbed {
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(self.client(), &name);
         let account =
             async || accounts.get_opt("default").await.doing(|| "look for the service account".to_owned());
-        self.eventually(&format!("{name} has a service account"), Duration::from_secs(30), account).await?;
+        self.eventually(&format!("{name} has a service account"), Duration::from_secs(120), account).await?;
         Ok(Namespace { name, paths: self.paths.clone() })
     }
 
@@ -92,6 +97,20 @@ impl Testbed {
         probe: impl AsyncFnMut() -> Result<Option<T>>,
     ) -> Result<T> {
         eventually(&self.paths, what, timeout, probe).await
+    }
+
+    /// Runs kubectl with something to read.
+    pub fn kubectl(&self, words: &[&str], input: &str) -> Result<Output> {
+        let doing = || format!("run kubectl {}", words.join(" "));
+        let mut command = Command::new(self.paths.bin("kubectl"));
+        command.arg(format!("--kubeconfig={}", self.paths.kubeconfig().display())).args(words);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().doing(doing)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A kubectl that ends without reading says why by itself.
+            let _ = stdin.write_all(input.as_bytes());
+        }
+        child.wait_with_output().doing(doing)
     }
 
     /// Loads an image archive into every node.

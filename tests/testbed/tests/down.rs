@@ -181,6 +181,6 @@ async fn fake_nodes_run_a_job(paths: &Paths) {
         let job = jobs.get("fake").await.doing(|| "look at the Job".to_owned())?;
         Ok(job.status.and_then(|status| status.completion_time))
     };
-    let timeout = Duration::from_secs(60);
+    let timeout = Duration::from_secs(300);
     testbed::eventually(paths, "twenty pods on fake nodes complete", timeout, completed).await.unwrap();
 }

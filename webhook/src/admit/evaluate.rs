@@ -133,11 +133,11 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn waiting_for_a_slot_uses_up_no_time_of_the_work() {
-        let evaluator = Evaluator::new(1, Duration::from_secs(5));
-        let slow = evaluator.run(Duration::from_secs(5), |_| std::thread::sleep(Duration::from_millis(300)));
-        let next = evaluator.run(Duration::from_secs(5), |until| until.duration_since(Instant::now()));
+        let evaluator = Evaluator::new(1, Duration::from_secs(10));
+        let slow = evaluator.run(Duration::from_secs(10), |_| std::thread::sleep(Duration::from_secs(2)));
+        let next = evaluator.run(Duration::from_secs(10), |until| until.duration_since(Instant::now()));
         let (_, left) = tokio::join!(slow, next);
-        assert!(left.unwrap() > Duration::from_millis(4_800));
+        assert!(left.unwrap() > Duration::from_millis(8_200));
     }
 
     #[tokio::test]

@@ -83,8 +83,10 @@ fn attempt() -> u32 {
 fn eat_memory() -> Result<ExitCode, Box<dyn Error>> {
     let mut eaten: Vec<Vec<u8>> = Vec::new();
     loop {
-        // Written, not only reserved: untouched memory costs nothing.
-        eaten.push(vec![1; 8 << 20]);
+        // Written, not only reserved: untouched memory costs nothing. Bit by bit: a container that is killed in its first
+        // moment is not always said to be out of memory.
+        eaten.push(vec![1; 1 << 20]);
         std::hint::black_box(&eaten);
+        thread::sleep(Duration::from_millis(20));
     }
 }

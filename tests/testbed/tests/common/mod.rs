@@ -60,7 +60,7 @@ pub(crate) async fn run_pod(testbed: &Testbed, namespace: &str, name: &str, mut 
         Ok(statuses.into_iter().find_map(|status| status.state?.terminated))
     };
     let ended =
-        testbed.eventually(&format!("the pod {name} ends"), Duration::from_secs(90), ended).await.unwrap();
+        testbed.eventually(&format!("the pod {name} ends"), Duration::from_secs(300), ended).await.unwrap();
     let log = testbed.logs(namespace, name, "main").await.unwrap_or_default();
     Ended { code: ended.exit_code, reason: ended.reason.unwrap_or_default(), log }
 }
@@ -94,7 +94,7 @@ impl Valkey {
             }
             Ok::<_, std::io::Error>(answer.trim_end().to_owned())
         };
-        let answer = tokio::time::timeout(Duration::from_secs(5), answer).await;
+        let answer = tokio::time::timeout(Duration::from_secs(60), answer).await;
         answer.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())
     }
 }
