@@ -103,7 +103,7 @@ bench: packages ## measure, and compare with what is possible
 	cargo bench --workspace --locked --bench run --bench admission
 
 .PHONY: fuzz
-fuzz: packages ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer)
+fuzz: packages ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), 2 minutes
 	REVIEWS=$(or $(REVIEWS),1000000) cargo test --profile bench --workspace --locked --test webhook -- mutated_reviews --nocapture
 
 .PHONY: cluster-up

@@ -4,7 +4,7 @@ use crds::names::{LABEL_VALUE_MAX, shorten};
 
 /// The field manager of everything that this operator applies, and `managedBy` of its Jobs.
 pub const MANAGER: &str = "filter.plainsight.ai/operator";
-/// Keeps a PipelineRun until what it has in Valkey is removed.
+/// Keeps a PipelineRun until what it has in Valkey and Kubernetes is removed.
 pub const FINALIZER: &str = "filter.plainsight.ai/cleanup";
 /// Label of Job and pods: the runId, shortened when it is long.
 pub const RUN_LABEL: &str = "filter.plainsight.ai/run";

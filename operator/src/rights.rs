@@ -64,7 +64,7 @@ pub const ROLES: &[Role] = &[
                 "apps",
                 "controllerrevisions",
                 &["get", "create", "delete"],
-                "keep the Pipeline as it was when a run started, for as long as there is the run",
+                "keep the Pipeline as it was when a run started, and remove it with the run",
             ),
             Right::to(
                 "",

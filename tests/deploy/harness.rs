@@ -42,7 +42,7 @@ impl Cluster {
 
     /// What kubectl prints, or why it failed.
     pub fn try_kubectl(&self, words: &[&str]) -> Result<String, String> {
-        kubectl(&self.testbed, words, "")
+        self.testbed.kubectl(words, "")
     }
 
     /// What kubectl prints.
@@ -54,7 +54,7 @@ impl Cluster {
     pub fn apply(&self, objects: &[Value], words: &[&str]) -> Result<String, String> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
         let words = [&["apply", "--server-side", "--filename=-"], words].concat();
-        kubectl(&self.testbed, &words, &list)
+        self.testbed.kubectl(&words, &list)
     }
 
     /// As docs/install.md says, and waits until everything runs.
@@ -141,7 +141,7 @@ pub fn run(namespace: &str, name: &str) -> Value {
 
 /// The objects that kustomize builds of a folder of the project.
 pub fn build(testbed: &Testbed, folder: &Path) -> Vec<Value> {
-    let built = kubectl(testbed, &["kustomize", folder.to_str().unwrap()], "");
+    let built = testbed.kubectl(&["kustomize", folder.to_str().unwrap()], "");
     let built = built.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     serde_saphyr::from_multiple(&built).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
 }
@@ -149,14 +149,4 @@ pub fn build(testbed: &Testbed, folder: &Path) -> Vec<Value> {
 /// A text of an object, by its pointer.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
-}
-
-fn kubectl(testbed: &Testbed, words: &[&str], input: &str) -> Result<String, String> {
-    let output = testbed.kubectl(words, input).unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() {
-        Ok(text(&output.stdout))
-    } else {
-        Err(text(&output.stderr) + &text(&output.stdout))
-    }
 }

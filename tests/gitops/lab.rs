@@ -126,9 +126,7 @@ impl Lab {
     }
 
     pub fn kubectl(&self, words: &[&str]) -> Result<String, String> {
-        let output = self.testbed.kubectl(words, "").unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+        self.testbed.kubectl(words, "")
     }
 
     /// The team's objects.

@@ -90,7 +90,7 @@ async fn a_frozen_server_is_an_error_in_time_and_never_a_hang() {
     server.thaw();
     assert!(matches!(stats, Err(Error::Unavailable { .. })), "{stats:?}");
     assert!(matches!(claimed, Err(Error::Unavailable { .. })), "{claimed:?}");
-    assert!(start.elapsed() < Duration::from_secs(60), "it took {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "it took {:?}", start.elapsed());
     tests::eventually("it goes on after the thaw", || async { queue.stats().await.is_ok() }).await;
 }
 

@@ -14,16 +14,16 @@ use futures::{StreamExt, TryStreamExt};
 use harness::{Lab, counts, filter};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use queue::{Server, Worker};
 use serde_json::{Value, json};
+use testbed::Doing;
 use testbed::images::reference;
 use testbed::services::VALKEY_IP;
 
-/// Files of a comparison with a bare Job.
-const FILES: usize = 60;
+/// Pods at once in a comparison with a bare Job.
 const PARALLELISM: usize = 15;
 /// Of these files one in so many is bad, if any is.
 const ONE_BAD_IN: usize = 10;
@@ -44,11 +44,11 @@ fn main() {
         return;
     }
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        println!("| {FILES} files, {PARALLELISM} at once | run | bare Job | ratio | aim |\n|---|---|---|---|---|");
+        println!("| files, {PARALLELISM} at once | run | bare Job | ratio | aim |\n|---|---|---|---|---|");
         let mut ratios = Vec::new();
         for bad in [Bad::None, Bad::Once, Bad::Always] {
             let (run, bare) = against_a_bare_job(bad).await;
-            println!("| {} | {run:.1} s | {bare:.1} s | {:.2} | ≤ {} |", bad.in_words(), run / bare, bad.ratio_max());
+            println!("| {}, {} | {run:.1} s | {bare:.1} s | {:.2} | ≤ {} |", bad.files(), bad.in_words(), run / bare, bad.ratio_max());
             ratios.push((bad, run / bare));
         }
         let mut costs = Vec::new();
@@ -90,17 +90,25 @@ impl Bad {
         match self {
             Self::None => "all succeed",
             Self::Once => "one in ten fails once",
-            Self::Always => "one in ten is bad for good, 3 attempts",
+            Self::Always => "one in ten is bad for good",
         }
     }
 
-    /// The most that a run may take of the time of a bare Job. Without failures it costs hardly more than its pods; with
-    /// failures less, because nobody waits ten seconds for a file whose back-off is over.
+    /// The most that a run may take of the time of a bare Job. Without failures it costs hardly more than its pods. With
+    /// failures it is a matter of back-off, each with its default: ours begins with a second, that of Kubernetes with ten.
     fn ratio_max(self) -> f64 {
         match self {
             Self::None => 1.1,
             Self::Once => 0.9,
-            Self::Always => 0.75,
+            Self::Always => 0.7,
+        }
+    }
+
+    /// Where some are bad they are few, so that the time of two processors for so many pods does not hide everything else.
+    fn files(self) -> usize {
+        match self {
+            Self::None => 60,
+            Self::Once | Self::Always => 30,
         }
     }
 
@@ -131,25 +139,40 @@ async fn against_a_bare_job(bad: Bad) -> (f64, f64) {
     let (mut run, mut bare) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..2 {
         let lab = Lab::alone("bench").await;
+        quiet(&lab).await;
         run = run.min(seconds_of_a_run(&lab, bad).await);
         bare = bare.min(bare_job(&lab, bad).await.as_secs_f64());
     }
     (run, bare)
 }
 
+/// Waits until nothing of an earlier measurement is left to be removed, which costs the nodes as much as pods that start.
+async fn quiet(lab: &Lab) {
+    let pods: Api<Pod> = Api::all(lab.testbed.client());
+    let removed = async || {
+        let listed = pods.list(&ListParams::default()).await.doing(|| "list all pods".to_owned())?;
+        let theirs = |pod: &Pod| pod.namespace().is_some_and(|namespace| namespace.starts_with("bench-"));
+        Ok((!listed.items.iter().any(theirs)).then_some(()))
+    };
+    lab.eventually("the pods before are gone", removed).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+}
+
 async fn seconds_of_a_run(lab: &Lab, bad: Bad) -> f64 {
-    lab.put_many("", FILES, |number| bad.content(number)).await;
+    let files = bad.files();
+    lab.put_many("", files, |number| bad.content(number)).await;
     lab.pipeline(json!({})).await;
     let default = json!({"initial": "1s", "max": "5m"});
     let execution = json!({"parallelism": PARALLELISM, "maxAttempts": ATTEMPTS, "retryBackoff": default});
     lab.run("r", json!({"execution": execution})).await;
     let (run, took) = timed(lab.finished("r")).await;
-    let failed = if matches!(bad, Bad::Always) { FILES / ONE_BAD_IN } else { 0 };
-    assert_eq!(counts(&run), (FILES as i64, (FILES - failed) as i64, failed as i64));
+    let failed = if matches!(bad, Bad::Always) { files / ONE_BAD_IN } else { 0 };
+    assert_eq!(counts(&run), (files as i64, (files - failed) as i64, failed as i64));
     took.as_secs_f64()
 }
 
-/// The same pods by the built-in controller: an init container and a main container that end at once. Where some fail, in
+/// As many pods by the built-in controller, which do as little as possible: an init container and a main container that end at
+/// once. Where some fail, in
 /// the way that Kubernetes has for work items that fail one by one, which is a back-off for each of them.
 async fn bare_job(lab: &Lab, bad: Bad) -> Duration {
     let security = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}});
@@ -160,7 +183,7 @@ async fn bare_job(lab: &Lab, bad: Bad) -> Duration {
                "securityContext": security})
     };
     let mut spec = json!({
-        "completions": FILES, "parallelism": PARALLELISM,
+        "completions": bad.files(), "parallelism": PARALLELISM,
         "template": {"spec": {
             "restartPolicy": "Never", "automountServiceAccountToken": false,
             "securityContext": {"runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -169,7 +192,7 @@ async fn bare_job(lab: &Lab, bad: Bad) -> Duration {
         }},
     });
     if !matches!(bad, Bad::None) {
-        let of_each = json!({"completionMode": "Indexed", "backoffLimitPerIndex": ATTEMPTS - 1, "maxFailedIndexes": FILES});
+        let of_each = json!({"completionMode": "Indexed", "backoffLimitPerIndex": ATTEMPTS - 1, "maxFailedIndexes": bad.files()});
         harness::merge(&mut spec, of_each);
     }
     lab.create::<Job>(json!({"metadata": {"name": "bare"}, "spec": spec})).await;

@@ -20,7 +20,7 @@ fn running(run: &crds::v1alpha1::PipelineRun) -> i64 {
 #[ignore = "needs the cluster"]
 async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods() {
     let lab = Lab::new("suspend").await;
-    lab.put_many("", 12, |_| "sleep 10".to_owned()).await;
+    lab.put_many("", 12, |_| "sleep 20".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 2}})).await;
     lab.until("r", "two files are processed", |run| running(run) == 2).await;
@@ -32,7 +32,7 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(counts(&lab.get("r").await), (12, done, 0), "nothing is started");
     lab.patch("r", json!({"spec": {"suspend": false, "execution": {"parallelism": 6}}})).await;
-    lab.until("r", "six pods work", |_| lab.most_pods() == 6).await;
+    lab.until("r", "six files are processed", |run| running(run) == 6).await;
     let job = lab.jobs().await.remove(0);
     assert_eq!(job.spec.unwrap().parallelism, Some(6));
     let run = lab.finished("r").await;

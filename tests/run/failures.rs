@@ -10,7 +10,8 @@ use testbed::images::reference;
 
 use crate::harness::{Lab, condition, counts, filter, is_degraded_by, message, phase};
 
-/// Trap 6: a run of only bad files ends as fast as its own back-off allows; the built-in Job controller would take hours.
+/// Trap 6: a run of only bad files ends as fast as its own back-off allows; the built-in Job controller would take hours, and
+/// after six failures wait for longer at once than [`crate::harness::LONG`].
 /// Trap 7: not one of the Job's completions is ever reached, and yet it ends, and no pod waits for a file.
 #[tokio::test]
 #[ignore = "needs the cluster"]

@@ -121,7 +121,9 @@ impl Lab {
         let log = folder.join(format!("operator-{}.log", self.namespace.name));
         let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
         self.log_at_start = log.metadata().unwrap().len() as usize;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_operator"));
+        // setpriv ends the operator when the test process dies, however it dies.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_operator")]);
         command.env_clear().envs(&self.settings).stdin(Stdio::null()).kill_on_drop(true);
         command.stdout(log.try_clone().unwrap()).stderr(log);
         self.operators.push(command.spawn().unwrap());
@@ -314,7 +316,7 @@ impl Lab {
         listed.items.iter().map(ResourceExt::name_any).find(|name| name != node).unwrap()
     }
 
-    /// The most pods that there ever were at once.
+    /// The most pods that there ever were at once, without those that had ended or were being deleted.
     pub fn most_pods(&self) -> usize {
         *self.most_pods.lock().unwrap()
     }
@@ -333,9 +335,7 @@ impl Lab {
 
     pub fn kubectl(&self, words: &[&str]) -> Result<String, String> {
         let words = [&["-n", &self.namespace.name], words].concat();
-        let output = self.testbed.kubectl(&words, "").unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+        self.testbed.kubectl(&words, "")
     }
 
     /// Memory of the operator at its most, in bytes.
@@ -369,11 +369,7 @@ impl Lab {
             redis::IntoConnectionInfo::into_connection_info(format!("redis://{VALKEY_IP}:6379")).unwrap();
         let login = info.redis_settings().clone().set_password(&self.services.valkey_password);
         let client = redis::Client::open(info.set_redis_settings(login)).unwrap();
-        // Generous: the machine is busy with pods.
-        let patient = Some(Duration::from_secs(20));
-        let config =
-            redis::AsyncConnectionConfig::new().set_connection_timeout(patient).set_response_timeout(patient);
-        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+        client.get_multiplexed_async_connection_with_config(&tests::valkey::patient()).await.unwrap()
     }
 
     /// Keys of Valkey that belong to runs of this namespace, and users.
@@ -510,7 +506,14 @@ async fn count_pods(api: Api<Pod>, most: Arc<Mutex<usize>>) {
     loop {
         match events.try_next().await {
             Ok(Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => {
-                names.insert(pod.name_any());
+                let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+                let ended = matches!(phase, Some("Succeeded" | "Failed"));
+                // A kubelet that has much to do takes its time to let go of a pod that is deleted.
+                if ended || pod.metadata.deletion_timestamp.is_some() {
+                    names.remove(&pod.name_any());
+                } else {
+                    names.insert(pod.name_any());
+                }
             }
             Ok(Some(watcher::Event::Delete(pod))) => {
                 names.remove(&pod.name_any());

@@ -47,12 +47,9 @@ async fn a_hundred_files_are_exactly_accounted_for() {
     lab.check_left_nothing(&run).await;
     lab.check_all_statuses();
     lab.check_monotonic();
-    // A kubelet that has much to do takes its time to let go of a pod that is deleted.
+    // Of twenty that end together, sixteen are removed before their successors are made.
     let most = lab.most_pods();
-    assert!(
-        most <= 20 + 5 + 20,
-        "20 pods work, 5 failed ones are kept, some are going, but there were {most}"
-    );
+    assert!(most <= 20 + 5 + 4, "20 pods work, 5 failed ones are kept, but there were {most}");
 }
 
 /// The sink has exactly the expected objects, also of files that needed a second attempt.

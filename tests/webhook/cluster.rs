@@ -64,20 +64,18 @@ async fn policies_are_effective_on_all_replicas_within_a_second_and_have_a_statu
     for (number, replica) in replicas.iter().enumerate() {
         cluster.route_to(replica).await;
         cluster.until_refused(&cluster.run("monday"), "at most 10").await;
-        // Once is enough: a machine that is busy may be late now and then.
-        let mut soonest = Duration::MAX;
-        for round in 0..20 {
+        let mut times = Vec::new();
+        for round in 0..5 {
             let message = format!("at most 10, says change {number}.{round}.");
             let change = json!({ "spec": { "rules": [with(object["spec"]["rules"][0].clone(), "/message", json!(message))] } });
             api.patch(&cluster.namespace.name, &Default::default(), &Patch::Merge(change)).await.unwrap();
             let changed = Instant::now();
             cluster.until_refused(&cluster.run("monday"), &message).await;
-            soonest = soonest.min(changed.elapsed());
-            if soonest < Duration::from_secs(1) {
-                break;
-            }
+            times.push(changed.elapsed());
         }
-        assert!(soonest < Duration::from_secs(1), "replica {number} needed {soonest:?} at least");
+        // A machine that is busy may be late now and then.
+        times.sort();
+        assert!(times[2] < Duration::from_secs(1), "replica {number} needed {times:?}");
     }
     let few = with(cluster.run("few"), "/spec/execution/parallelism", json!(5));
     let stored = cluster.create(&few, false).await.unwrap();
@@ -102,17 +100,18 @@ async fn of_a_thousand_concurrent_creates_of_one_run_id_one_is_stored() {
     let objects: Vec<Value> = (0..1000)
         .map(|number| with(cluster.run(&format!("run-{number}")), "/spec/queue", queue.clone()))
         .collect();
-    let mut stored = 0;
+    let api = cluster.api(&objects[0]);
+    let mut stored = Vec::new();
     for _ in 0..5 {
-        let created = join_all(objects.iter().map(|object| cluster.create(object, false))).await;
-        stored = created.iter().filter(|created| created.is_ok()).count();
-        if stored > 0 {
+        join_all(objects.iter().map(|object| cluster.create(object, false))).await;
+        stored = api.list(&Default::default()).await.unwrap().items;
+        if !stored.is_empty() {
             break;
         }
         // On a busy machine the API server has given up on the one that was admitted, whose claim ends by itself.
         tokio::time::sleep(Duration::from_secs(12)).await;
     }
-    assert_eq!(stored, 1);
+    assert_eq!(stored.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

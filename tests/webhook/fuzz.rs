@@ -1,5 +1,8 @@
 //! Mutated reviews: whatever comes, the answer is an answer. `REVIEWS` says how many (4,000 by default).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use serde_json::{Value, json};
@@ -77,8 +80,8 @@ async fn ask(client: Client, seed: u8, reviews: usize) -> Answers {
         let mut question = review(operation, object);
         for _ in 0..=rng.next_u32() % 3 {
             // Mostly the object: a review that is none is refused before anybody looks at it.
-            let part =
-                ["/request/object", "/request/object", "/request/oldObject", ""][rng.next_u32() as usize % 4];
+            let held = if operation == "DELETE" { "/request/oldObject" } else { "/request/object" };
+            let part = [held, held, "/request/oldObject", ""][rng.next_u32() as usize % 4];
             if let Some(part) = question.pointer_mut(part) {
                 mutate(part, &mut rng, 6);
             }
@@ -89,7 +92,9 @@ async fn ask(client: Client, seed: u8, reviews: usize) -> Answers {
             let at = rng.next_u32() as usize % body.len();
             body[at] ^= 1 << (rng.next_u32() % 8);
         }
-        let (status, answer) = over(&mut connection, &path(step, object), body.clone()).await.unwrap();
+        let (status, answer) = over(&mut connection, &path(step, object), body.clone())
+            .await
+            .unwrap_or_else(|error| panic!("{error} for {}", String::from_utf8_lossy(&body)));
         let answer: Value = serde_json::from_slice(&answer).unwrap();
         match status.as_u16() {
             200 => {
@@ -114,6 +119,13 @@ async fn ask(client: Client, seed: u8, reviews: usize) -> Answers {
 #[tokio::test(flavor = "multi_thread")]
 async fn mutated_reviews_are_answered_and_never_bring_it_down() {
     let reviews: usize = std::env::var("REVIEWS").map_or(4_000, |count| count.parse().unwrap());
+    // A panic in a policy becomes an answer; it is a mistake all the same.
+    let panics = Arc::new(AtomicUsize::new(0));
+    let (count, report) = (Arc::clone(&panics), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |panic| {
+        count.fetch_add(1, Ordering::Relaxed);
+        report(panic);
+    }));
     let webhook = Webhook::start();
     webhook.policy(&policy());
     webhook.pipeline(&pipeline());
@@ -123,6 +135,7 @@ async fn mutated_reviews_are_answered_and_never_bring_it_down() {
     let answers = futures::future::try_join_all(asked).await.unwrap();
     let judged: usize = answers.iter().map(|answers| answers.judged).sum();
     let refused: usize = answers.iter().map(|answers| answers.refused).sum();
+    assert_eq!(panics.load(Ordering::Relaxed), 0, "panics are above");
     println!("{judged} reviews were judged, {refused} refused");
     assert!(judged > reviews / 2 && refused > 0, "{judged} judged, {refused} refused");
 }

@@ -184,7 +184,7 @@ impl Cluster {
 impl Cluster {
     /// kubectl with this input: whether it succeeded, and all that it printed.
     pub fn kubectl(&self, arguments: &[&str], input: &Value) -> (bool, String) {
-        let output = self.testbed.kubectl(arguments, &input.to_string()).unwrap();
+        let output = self.testbed.run_kubectl(arguments, &input.to_string()).unwrap();
         let text = [output.stderr, output.stdout].map(|text| String::from_utf8(text).unwrap()).concat();
         (output.status.success(), text)
     }

@@ -252,6 +252,15 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_a_kind_does_not_have_is_named_as_it_was_written() {
+        let schema = json!({ "properties": { "spec": { "properties": { "order": { "type": "string" } } } } });
+        for (text, name) in [("spec.order[0]", "[0]"), ("spec.order[*]", "[*]"), ("spec.odor", "odor")] {
+            let missing = path(text).within(&schema).map_err(|missing| missing.name);
+            assert_eq!(missing, Err(name.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
     fn a_star_goes_over_a_list_and_names_each_place() {
         let object = json!({ "spec": { "filters": [{ "image": "a" }, {}] } });
         let found = places("spec.filters[*].image", &object);

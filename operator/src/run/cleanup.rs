@@ -10,7 +10,7 @@ use crds::v1alpha1::PipelineRun;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
 use queue::{RunQueue, WorkerUser};
@@ -56,11 +56,13 @@ pub async fn finalize(ctx: &Context, view: &View, memory: &mut Memory) -> Result
     if !run.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
         return Ok(Next::Done);
     }
-    remove_workers(ctx, run).await?;
-    // Garbage collection would remove them too, but later: a run that is created again at once needs their names.
-    remove_secrets(ctx, run).await?;
-    remove_owned::<ControllerRevision>(ctx, run, &names::snapshot(&run.name_any())).await?;
     let since = *memory.deleting.get_or_insert_with(Instant::now);
+    remove_workers(ctx, run).await?;
+    // Garbage collection removes them too, but later, and a run that is created again at once needs their names. So a
+    // refusal is no reason to hold up this one.
+    if let Err(error) = remove_named(ctx, run).await {
+        tracing::warn!(run = %run.name_any(), error = chain(&error), "what a deleted run owns is left to garbage collection");
+    }
     if let Ok(run_id) = setup::run_id(run)
         && let Err(error) = forget(ctx, &run_id, &run.uid().unwrap_or_default()).await
     {
@@ -88,6 +90,11 @@ async fn remove_workers(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
         .map_err(Error::kubernetes("delete the pods of the run"))
 }
 
+async fn remove_named(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
+    remove_secrets(ctx, run).await?;
+    remove_owned::<ControllerRevision>(ctx, run, &names::snapshot(&run.name_any())).await
+}
+
 /// The Secrets of the run's workers.
 pub async fn remove_secrets(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
     let name = run.name_any();
@@ -107,11 +114,11 @@ where
     let kind = K::kind(&());
     let found =
         api.get_metadata_opt(name).await.map_err(Error::kubernetes(format!("look for {kind} {name}")))?;
-    if !found.is_some_and(|found| owner::owns(run, &found)) {
-        return Ok(());
-    }
-    match api.delete(name, &DeleteParams::background()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+    let Some(found) = found.filter(|found| owner::owns(run, found)) else { return Ok(()) };
+    // This one, and not one that has its name by now.
+    let this = Preconditions { uid: found.uid(), resource_version: None };
+    match api.delete(name, &DeleteParams::background().preconditions(this)).await {
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
         deleted => deleted.map(|_| ()).map_err(Error::kubernetes(format!("delete {kind} {name}"))),
     }
 }

@@ -49,16 +49,15 @@ impl Kubectl {
         Ok(printed)
     }
 
-    /// Prints a command that is expected to be refused, runs it, and prints and returns the refusal.
-    pub fn show_refused(&self, words: &[&str]) -> Result<String> {
+    /// Prints a command that is expected to be refused, runs it, and prints the refusal.
+    pub fn show_refused(&self, words: &[&str]) -> Result<()> {
         println!("$ kubectl {}", words.join(" "));
         let output = self.run("", words)?;
-        let refusal = text(&output.stderr);
-        print!("{}{refusal}", text(&output.stdout));
+        print!("{}{}", text(&output.stdout), text(&output.stderr));
         if output.status.success() {
             return Err(format!("`kubectl {}` should have been refused, and was not", words.join(" ")).into());
         }
-        Ok(refusal)
+        Ok(())
     }
 
     /// Runs a command without a word; returns what it prints.

@@ -38,6 +38,7 @@ const COMMANDS: &[(&str, Here)] = &[
     ),
     ("make help", Prints("make demo")),
     ("make test-fast", Not("a part of `make test`")),
+    ("make fuzz", Not("a smaller one is part of `make test`")),
     ("make bench", Not("it takes very long")),
     ("make cluster-up", Prints("the cluster is already up, nothing changed")),
     ("make cluster-down", Prints("is down")),

@@ -99,8 +99,19 @@ impl Testbed {
         eventually(&self.paths, what, timeout, probe).await
     }
 
+    /// What kubectl prints, or what it says when it fails.
+    pub fn kubectl(&self, words: &[&str], input: &str) -> std::result::Result<String, String> {
+        let output = self.run_kubectl(words, input).map_err(|error| error.to_string())?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() {
+            Ok(text(&output.stdout))
+        } else {
+            Err(text(&output.stderr) + &text(&output.stdout))
+        }
+    }
+
     /// Runs kubectl with something to read.
-    pub fn kubectl(&self, words: &[&str], input: &str) -> Result<Output> {
+    pub fn run_kubectl(&self, words: &[&str], input: &str) -> Result<Output> {
         let doing = || format!("run kubectl {}", words.join(" "));
         let mut command = Command::new(self.paths.bin("kubectl"));
         command.arg(format!("--kubeconfig={}", self.paths.kubeconfig().display())).args(words);

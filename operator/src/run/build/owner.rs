@@ -1,4 +1,4 @@
-//! Who owns what: a run owns its Job, Secrets and snapshot; the Job owns the pods. Garbage collection does the rest.
+//! Who owns what: a run owns its Job, Secrets and snapshot; the Job owns the pods. Garbage collection removes what nobody else did.
 
 use std::collections::BTreeMap;
 
