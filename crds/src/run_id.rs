@@ -12,7 +12,8 @@ pub const RUN_ID_MAX: usize = 128;
 /// The id of a run: 1 to 128 of `[A-Za-z0-9._-]`, starting and ending with a letter or digit.
 ///
 /// Written in braces (`{id}`) it is the hash tag of its keys, which puts them all in one slot of a Valkey Cluster. The
-/// braces belong to the keys, not to the id: `abc` and `{abc}` name the same run.
+/// braces belong to the keys, not to the id: in labels and in the status `abc` and `{abc}` are one id, so of two runs with
+/// these keys only one is admitted. In Valkey their keys are apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunId {
     id: String,

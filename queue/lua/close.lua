@@ -13,6 +13,8 @@ local function counts()
 end
 
 if closed() then return { 'CLOSED', redis.call('HGET', META, 'outcome'), counts() } end
+-- A part that was lost would make what remains too little, and an end on missing data a success.
+if not backlog() then return { 'LOST' } end
 
 local function remaining()
   return redis.call('XLEN', WORK) + redis.call('ZCARD', RETRY)

@@ -49,9 +49,8 @@ impl fmt::Debug for Password {
     }
 }
 
-/// Longest wait between two attempts to connect; the attempts before it wait 0.1 s doubling, with jitter.
-const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(2);
-/// Attempts to connect before a call fails. Few: the caller has its own back-off, and must learn that Valkey is down.
+/// Attempts to connect before a call fails, after 0.1 s and 0.2 s with jitter. Few: the caller has its own back-off, and must
+/// learn that Valkey is down.
 const RECONNECT_ATTEMPTS: usize = 2;
 
 impl Server {
@@ -75,7 +74,6 @@ impl Server {
     pub fn connect(&self) -> Result<Connection, Error> {
         let client = self.client()?;
         let config = ConnectionManagerConfig::new()
-            .set_max_delay(RECONNECT_DELAY_MAX)
             .set_number_of_retries(RECONNECT_ATTEMPTS)
             .set_connection_timeout(Some(self.timeout))
             .set_response_timeout(Some(self.timeout));

@@ -147,6 +147,10 @@ async fn losing_one_key_is_noticed() {
         let mut delete = redis::cmd("DEL");
         server.raw(delete.arg(run_id("partial").key(victim))).await;
         assert!(matches!(queue.stats().await, Err(Error::Lost { .. })), "losing {victim} goes unnoticed");
+        for ending in [Ending::Finish, Ending::Abort { reason: "Aborted" }] {
+            let closed = queue.close(ending, "", &RETENTION).await;
+            assert!(matches!(closed, Err(Error::Lost { .. })), "without {victim} it ended: {closed:?}");
+        }
         if matches!(victim, "work" | "meta") {
             let settled = queue.settle(&settled, &AT_ONCE).await;
             assert!(matches!(settled, Err(Error::Lost { .. })), "settling goes on without {victim}");
@@ -396,10 +400,11 @@ async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_rel
         let keys = queue.keys().clone();
         let url = server.server().url;
         let ghost = tokio::spawn(async move {
-            let mut client =
-                redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+            let gives_up = tests::valkey::patient().set_response_timeout(Some(Duration::from_millis(500)));
+            let client = redis::Client::open(url).unwrap();
+            let mut client = client.get_multiplexed_async_connection_with_config(&gives_up).await.unwrap();
             let mut command = redis::cmd("XREADGROUP");
-            command.arg("GROUP").arg(&keys.group).arg("pod").arg("COUNT").arg(1).arg("BLOCK").arg(5000);
+            command.arg("GROUP").arg(&keys.group).arg("pod").arg("COUNT").arg(1).arg("BLOCK").arg(60_000);
             // The client gives up before the server does, as one that is cut off would.
             let _ = command
                 .arg("STREAMS")
@@ -407,7 +412,7 @@ async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_rel
                 .arg(">")
                 .query_async::<redis::Value>(&mut client)
                 .await;
-            tokio::time::sleep(Duration::from_secs(5)).await;
+            std::future::pending::<()>().await;
         });
         let blocked = |number: u64| {
             let server = &server;
@@ -419,7 +424,7 @@ async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_rel
         };
         tests::eventually("the ghost waits", || blocked(1)).await;
         let mut pod = worker(server.server(), &queue, "pod");
-        let waiting = tokio::spawn(async move { pod.claim(Duration::from_secs(5)).await });
+        let waiting = tokio::spawn(async move { pod.claim(Duration::from_secs(60)).await });
         tests::eventually("the worker waits too", || blocked(2)).await;
         queue.enqueue(&last_page(["first", "second"])).await.unwrap();
 
@@ -477,8 +482,11 @@ async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_recla
             ("changed-hands", vec!["XCLAIM", "{work}", "{group}", "other", "0", "{id}"]),
         ] {
             let queue = queue_with(&server, name, &["a"]).await;
-            claim(&server, &queue, "pod").await;
-            tokio::time::sleep(Duration::from_millis(1_500)).await;
+            let claimed = claim(&server, &queue, "pod").await;
+            // As if the pod had been silent for an hour.
+            let mut silent = redis::cmd("XCLAIM");
+            silent.arg(&queue.keys().work).arg(&queue.keys().group).arg("pod").arg(0).arg(claimed.entry.as_str());
+            server.raw(silent.arg("IDLE").arg(3_600_000)).await;
             let url = server.server().url;
             let meanwhile = |pending: &queue::Pending| {
                 let mut client = redis::Client::open(url.as_str()).unwrap().get_connection().unwrap();
@@ -494,7 +502,7 @@ async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_recla
                 command.query::<redis::Value>(&mut client).unwrap();
                 Some("PodLost".to_owned())
             };
-            let reclaimed = queue.reclaim(Duration::from_secs(1), &AT_ONCE, meanwhile).await.unwrap();
+            let reclaimed = queue.reclaim(Duration::from_secs(1_800), &AT_ONCE, meanwhile).await.unwrap();
             assert_eq!(reclaimed.fates, [Fate::Ignored], "{name}");
             assert_eq!(counts(&queue).await, (1, 0, 1, 0, 0), "{name}");
         }

@@ -144,6 +144,7 @@ pub fn cases() -> Vec<Case> {
         case(Rule::PolicyRange, policy, "/spec/rules/0", rule(json!({ "field": "spec.execution.timeout", "range": { "max": "soon" } })), rule(json!({ "field": "spec.execution.timeout", "range": { "max": "500m" } }))),
 
         case(Rule::GrantUseless, grant, "/spec/to", json!([{ "kind": "Pipeline" }]), json!([{ "kind": "Pipeline" }, { "kind": "Secret" }])),
+        case(Rule::GrantUseless, grant, "/spec", json!({ "from": [{ "kind": "Pipeline", "namespace": "team-a" }], "to": [{ "kind": "Pipeline" }] }), json!({ "from": [{ "kind": "PipelineRun", "namespace": "team-a" }], "to": [{ "kind": "Secret" }] })),
 
         case(Rule::Immutable, run, "/spec/pipelineRef/name", json!("other"), json!("thumbnails")),
         case(Rule::Immutable, run, "/spec/source/prefix", json!("2026/12/"), json!("2026/11/16/")),

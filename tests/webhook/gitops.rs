@@ -166,6 +166,14 @@ async fn deleting_what_is_in_use_warns_and_is_never_refused() {
     assert!(
         delete(&grant()).await.contains("1 runs that are not finished lose their Pipeline (team-a/borrowed)")
     );
+    // The keys of that Pipeline are copied for the run, for which the grant is needed too.
+    webhook.pipeline(&with(pipeline(), "/metadata/namespace", json!("shared")));
+    let warned = delete(&grant()).await;
+    assert!(
+        warned.contains("1 runs that are not finished lose the keys of their bucket (team-a/borrowed)"),
+        "{warned}"
+    );
+    assert!(!warned.contains("Pipelines lose"), "a Pipeline needs no grant for its own namespace: {warned}");
     // Taking away an entry of a grant is the same, and adding one is not.
     let less =
         with(grant(), "/spec/to", json!([{ "kind": "Pipeline", "name": "other" }, { "kind": "Secret" }]));

@@ -149,6 +149,7 @@ async fn before_it_stops_every_answer_is_the_last_of_its_connection() {
     let webhook = Webhook::start();
     let mut kept = webhook.client().http1().await;
     let last = async |kept: &mut Http1| {
+        kept.ready().await.unwrap();
         let answer = kept.send_request(request("GET", "/livez", Vec::new())).await.unwrap();
         assert_eq!(answer.status(), 200);
         let last = answer.headers().get("connection").is_some_and(|value| value == "close");

@@ -2,7 +2,7 @@
 
 use super::path::Path;
 use super::rule::Rule;
-use super::violation::{Findings, Violation, quote};
+use super::violation::{Findings, Violation};
 use super::{Context, Validate, names};
 use crate::v1alpha1::{GrantFromKind, GrantToKind, ReferenceGrant};
 
@@ -13,17 +13,11 @@ impl Validate for ReferenceGrant {
         for (index, from) in self.spec.from.iter().enumerate() {
             let at = spec.field("from").index(index);
             names::check_namespace(&at.field("namespace"), &from.namespace, &mut out);
-            // Only PipelineRuns name Pipelines and only Pipelines name Secrets: anything else would never be used.
-            let target = match from.kind {
-                GrantFromKind::PipelineRun => GrantToKind::Pipeline,
-                GrantFromKind::Pipeline => GrantToKind::Secret,
-            };
-            if !self.spec.to.iter().any(|to| to.kind == target) {
-                let message = format!(
-                    "a {} refers to a {target}, and spec.to names none",
-                    quote(&from.kind.to_string())
-                );
-                let fix = format!("add {{kind: {target}}} to spec.to, or remove this entry");
+            // Runs use Pipelines and, through these, Secrets; Pipelines name Secrets only.
+            let names_secrets = self.spec.to.iter().any(|to| to.kind == GrantToKind::Secret);
+            if from.kind == GrantFromKind::Pipeline && !names_secrets {
+                let message = "a \"Pipeline\" refers to a Secret, and spec.to names none";
+                let fix = "add {kind: Secret} to spec.to, or remove this entry";
                 out.add(&at.field("kind"), Rule::GrantUseless, message, fix);
             }
         }

@@ -279,11 +279,18 @@ fn check_range(at: &Path, range: &PolicyRange, out: &mut Findings) {
     match min.at_most(&max) {
         Some(true) => {}
         Some(false) => {
-            out.add(at, Rule::PolicyRange, "min is above max, so that nothing satisfies it", "swap them");
+            let message = format!(
+                "min {} is above max {}, so that nothing satisfies it",
+                quote(&min.text),
+                quote(&max.text)
+            );
+            out.add(at, Rule::PolicyRange, message, "swap them");
         }
         None => {
             let fix = "write both as numbers, both as quantities or both as durations";
-            out.add(at, Rule::PolicyRange, "min and max are of different kinds", fix);
+            let message =
+                format!("min {} and max {} are of different kinds", quote(&min.text), quote(&max.text));
+            out.add(at, Rule::PolicyRange, message, fix);
         }
     }
 }

@@ -113,6 +113,6 @@ pub enum Rule {
     /// A range has bounds of one kind, the lower one first.
     PolicyRange,
 
-    /// A grant's entries go together: runs refer to Pipelines, Pipelines to Secrets.
+    /// A grant's entries go together: runs refer to Pipelines and Secrets, Pipelines to Secrets only.
     GrantUseless,
 }

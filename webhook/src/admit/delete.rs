@@ -45,30 +45,38 @@ pub(super) fn withdrawn(index: &Index, request: &Request) -> Vec<String> {
         permits(&old, from, of, to, name) && !left.iter().any(|grant| permits(grant, from, of, to, name))
     };
 
-    let mut runs: Vec<&Key> = Vec::new();
-    for (key, run) in &index.runs {
-        let elsewhere = run.pipeline.namespace.as_deref() == Some(request.namespace.as_str());
-        if elsewhere
-            && !run.finished
-            && lost(GrantFromKind::PipelineRun, &key.0, GrantToKind::Pipeline, &run.pipeline.name)
-        {
-            runs.push(key);
+    // Names of the Secrets in this namespace that a Pipeline has its keys from.
+    let secrets_here = |key: &Key| {
+        let spec = index.pipelines.get(key).map(|pipeline| &pipeline.typed.spec);
+        let buckets = spec.map(|spec| [Some(&spec.source.bucket), spec.sink.as_ref().map(|sink| &sink.bucket)]);
+        let secrets = buckets.into_iter().flatten().flatten().filter_map(|bucket| bucket.credentials_secret.as_ref());
+        let here = secrets.filter(|secret| secret.namespace.as_ref().unwrap_or(&key.0) == &request.namespace);
+        here.map(|secret| secret.name.clone()).collect::<Vec<_>>()
+    };
+
+    let (mut without_pipeline, mut without_keys) = (Vec::new(), Vec::new());
+    for (key, run) in index.runs.iter().filter(|(key, run)| !run.finished && key.0 != request.namespace) {
+        let of = (run.pipeline.namespace.clone().unwrap_or_else(|| key.0.clone()), run.pipeline.name.clone());
+        if of.0 == request.namespace && lost(GrantFromKind::PipelineRun, &key.0, GrantToKind::Pipeline, &of.1) {
+            without_pipeline.push(key);
+        }
+        if secrets_here(&of).iter().any(|name| lost(GrantFromKind::PipelineRun, &key.0, GrantToKind::Secret, name)) {
+            without_keys.push(key);
         }
     }
-    let mut pipelines: Vec<&Key> = Vec::new();
-    for (key, pipeline) in &index.pipelines {
-        let spec = &pipeline.typed.spec;
-        let buckets = [Some(&spec.source.bucket), spec.sink.as_ref().map(|sink| &sink.bucket)];
-        let secrets = buckets.into_iter().flatten().filter_map(|bucket| bucket.credentials_secret.as_ref());
-        let mut elsewhere =
-            secrets.filter(|secret| secret.namespace.as_deref() == Some(request.namespace.as_str()));
-        if elsewhere.any(|secret| lost(GrantFromKind::Pipeline, &key.0, GrantToKind::Secret, &secret.name)) {
-            pipelines.push(key);
-        }
-    }
-    let runs = named("runs that are not finished lose their Pipeline", &runs, "they stop taking new files");
-    let pipelines = named("Pipelines lose their Secret", &pipelines, "their runs stop taking new files");
-    runs.into_iter().chain(pipelines).collect()
+    let loses_keys = |key: &&Key| {
+        key.0 != request.namespace && secrets_here(key).iter().any(|name| lost(GrantFromKind::Pipeline, &key.0, GrantToKind::Secret, name))
+    };
+    let pipelines: Vec<&Key> = index.pipelines.keys().filter(loses_keys).collect();
+    let effect = "they stop taking new files";
+    [
+        named("runs that are not finished lose their Pipeline", &without_pipeline, effect),
+        named("runs that are not finished lose the keys of their bucket", &without_keys, effect),
+        named("Pipelines lose their Secret", &pipelines, "their runs stop taking new files"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn permits(grant: &ReferenceGrant, from: GrantFromKind, of: &str, to: GrantToKind, name: &str) -> bool {
