@@ -17,6 +17,8 @@ pub struct WorkerPod {
     pub stage: Stage,
     /// Since when it is so, by our own clock: the moment at which the watch showed it.
     pub since: Instant,
+    /// Since when its claimer has been running, or has run: its file cannot be claimed for longer. By our own clock too.
+    pub claiming: Option<Instant>,
     /// It is being deleted, and may take this long for it.
     pub deleting: Option<Deleting>,
     /// No container of it runs any more.
@@ -37,7 +39,9 @@ pub struct Deleting {
 pub enum Stage {
     /// No node was found for it.
     Unschedulable(String),
-    /// It is being scheduled, or its claimer is being started or waits for a file.
+    /// It is being scheduled, or its claimer is being started.
+    Starting,
+    /// Its claimer waits for a file, or fetches it.
     Claiming,
     /// A container cannot be started, for now.
     Stuck(Stuck),
@@ -93,6 +97,7 @@ impl WorkerPod {
     pub fn read(pod: &Pod, before: Option<&Self>, now: Instant) -> Self {
         let stage = stage(pod);
         let since = before.filter(|before| before.stage.is_like(&stage)).map_or(now, |before| before.since);
+        let claiming = before.and_then(|before| before.claiming).or(stage.has_claimer().then_some(now));
         let deleting = pod.metadata.deletion_timestamp.is_some().then(|| {
             let grace = u64::try_from(pod.metadata.deletion_grace_period_seconds.unwrap_or(0)).unwrap_or(0);
             let since = before.and_then(|before| before.deleting).map_or(now, |deleting| deleting.since);
@@ -100,7 +105,7 @@ impl WorkerPod {
         });
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let stopped = matches!(phase, Some("Succeeded" | "Failed"));
-        Self { name: pod.name_any(), stage, since, deleting, stopped }
+        Self { name: pod.name_any(), stage, since, claiming, deleting, stopped }
     }
 
     /// Whether it has ended.
@@ -121,10 +126,11 @@ impl WorkerPod {
             _ if self.deleting.is_some() => false,
             Stage::Failed(Failed { container: None, .. }) => true,
             Stage::Failed(Failed { container: Some(container), exit_code, .. }) => {
-                // Exit codes of docs/claimer.md that come after a claim.
-                container == CLAIMER && !matches!(exit_code, Some(14..=21 | 24))
+                // Exit codes of docs/claimer.md that come after a claim only: a workspace can be full before.
+                container == CLAIMER && !matches!(exit_code, Some(14..=17 | 20 | 21 | 24))
             }
             Stage::Unschedulable(_)
+            | Stage::Starting
             | Stage::Claiming
             | Stage::Stuck(_)
             | Stage::Working
@@ -134,6 +140,15 @@ impl WorkerPod {
 }
 
 impl Stage {
+    /// Whether the claimer was started.
+    fn has_claimer(&self) -> bool {
+        match self {
+            Self::Unschedulable(_) | Self::Starting => false,
+            Self::Stuck(stuck) => stuck.container != CLAIMER,
+            Self::Claiming | Self::Working | Self::Succeeded | Self::Failed(_) => true,
+        }
+    }
+
     /// The same stage as far as time is concerned: what is said about it may change, as it does at every try.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
@@ -144,7 +159,7 @@ impl Stage {
 }
 
 fn stage(pod: &Pod) -> Stage {
-    let Some(status) = &pod.status else { return Stage::Claiming };
+    let Some(status) = &pod.status else { return Stage::Starting };
     let init = status.init_container_statuses.as_deref().unwrap_or_default();
     let main = status.container_statuses.as_deref().unwrap_or_default();
     // With `restartPolicy: Never` one container that failed is the end of the pod, also while others still run.
@@ -162,9 +177,12 @@ fn stage(pod: &Pod) -> Stage {
     if let Some(stuck) = init.iter().chain(main).find_map(stuck) {
         return Stage::Stuck(stuck);
     }
-    let claimed = init.iter().find(|container| container.name == CLAIMER).and_then(terminated).is_some();
-    if claimed {
+    let claimer = init.iter().find(|container| container.name == CLAIMER);
+    if claimer.and_then(terminated).is_some() {
         return Stage::Working;
+    }
+    if claimer.and_then(|claimer| claimer.state.as_ref()).is_some_and(|state| state.running.is_some()) {
+        return Stage::Claiming;
     }
     let conditions = status.conditions.as_deref().unwrap_or_default();
     conditions
@@ -172,7 +190,7 @@ fn stage(pod: &Pod) -> Stage {
         .find(|condition| {
             condition.type_ == "PodScheduled" && condition.reason.as_deref() == Some("Unschedulable")
         })
-        .map_or(Stage::Claiming, |condition| {
+        .map_or(Stage::Starting, |condition| {
             Stage::Unschedulable(condition.message.clone().unwrap_or_default())
         })
 }
@@ -260,7 +278,22 @@ mod tests {
         assert!(matches!(pod.stage, Stage::Stuck(Stuck { ref reason, .. }) if reason == "ImagePullBackOff"));
         let creating = json!({"waiting": {"reason": "ContainerCreating"}});
         let pod = read(json!({"phase": "Pending", "containerStatuses": [container("a", creating)]}));
-        assert_eq!(pod.stage, Stage::Claiming);
+        assert_eq!(pod.stage, Stage::Starting);
+    }
+
+    /// A long download and long filters are one attempt.
+    #[test]
+    fn the_time_of_an_attempt_goes_on_when_the_filters_start() {
+        let pod = |state: Value| -> Pod {
+            let status = json!({"phase": "Pending", "initContainerStatuses": [container(CLAIMER, state)]});
+            serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap()
+        };
+        let (start, later) = (Instant::now(), Instant::now() + Duration::from_secs(9));
+        let starting = WorkerPod::read(&pod(json!({"waiting": {"reason": "PodInitializing"}})), None, start);
+        assert_eq!((&starting.stage, starting.claiming), (&Stage::Starting, None));
+        let fetching = WorkerPod::read(&pod(json!({"running": {}})), Some(&starting), start);
+        let working = WorkerPod::read(&pod(ended(0)), Some(&fetching), later);
+        assert_eq!((&working.stage, working.since, working.claiming), (&Stage::Working, later, Some(start)));
     }
 
     #[test]
@@ -271,6 +304,7 @@ mod tests {
         };
         assert!(died(CLAIMER, 11) && died(CLAIMER, 12) && died(CLAIMER, 137), "no claim was made");
         assert!(died(CLAIMER, 1) && died(CLAIMER, 101), "another program, or a panic");
+        assert!(died(CLAIMER, 18) && died(CLAIMER, 19), "its workspace is full, or not its own");
         assert!(!died(CLAIMER, 15), "the object of a claimed file is gone");
         assert!(!died("resize", 12), "a filter's exit code is its own business");
         assert!(

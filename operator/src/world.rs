@@ -280,10 +280,13 @@ impl Follows<ReferenceGrant> for World {
 
     fn remove(&self, grant: ReferenceGrant) {
         self.lock().grants.objects.remove(&key(&grant));
+        self.touch_runs_that(|_| true);
     }
 
     fn end(&self, scope: &Scope) {
-        self.lock().grants.end(scope);
+        if !self.lock().grants.end(scope).is_empty() {
+            self.touch_runs_that(|_| true);
+        }
     }
 }
 

@@ -97,10 +97,14 @@ async fn remove_named(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
 
 /// The Secrets of the run's workers.
 pub async fn remove_secrets(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
-    let name = run.name_any();
-    remove_owned::<Secret>(ctx, run, &names::queue_secret(&name)).await?;
+    remove_owned::<Secret>(ctx, run, &names::queue_secret(&run.name_any())).await?;
+    remove_copied_keys(ctx, run).await
+}
+
+/// The copies of keys of other namespaces.
+pub async fn remove_copied_keys(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
     for role in [Role::Source, Role::Sink] {
-        remove_owned::<Secret>(ctx, run, &names::credentials_copy(&name, role.as_ref())).await?;
+        remove_owned::<Secret>(ctx, run, &names::credentials_copy(&run.name_any(), role.as_ref())).await?;
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ pub struct Memory {
     pub queue: Option<RunQueue>,
     /// The workers' Valkey user, and when it was last seen to be there.
     pub user: Option<(WorkerUser, Instant)>,
+    /// Why the run may not use its keys any more, if it may not: no file is started, what is under way is settled.
+    pub withheld: Option<Obstacle>,
     /// The bucket is listed to its end: from then on one look at the counts is enough for a pass.
     pub listed: bool,
     /// The listing that is under way, or has failed.
@@ -183,6 +185,7 @@ mod tests {
             name: name.into(),
             stage: Stage::Claiming,
             since: now,
+            claiming: None,
             deleting: None,
             stopped: false,
         })

@@ -165,7 +165,9 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
     let waits = publish(ctx, run, &report, memory).await?;
     Ok(match (next?, waits) {
         (Next::Within(wait), Some(sooner)) => Next::Within(wait.min(sooner)),
-        (next, _) => next,
+        // Another operator's status was in the way of the last one.
+        (Next::Done, Some(again)) => Next::Within(again),
+        (next, None) => next,
     })
 }
 
@@ -228,6 +230,7 @@ async fn advance(
         memory.listed = true;
         if memory.listing.take().is_some() {
             memory.lost = false;
+            memory.listing_backoff.reset();
             ctx.tell(run, "Listed", format!("found {} files", stats.total));
         }
     }
@@ -269,6 +272,8 @@ async fn list(
     }
     if let Some(failure) = memory.listing.take().and_then(|task| task.failure()) {
         if failure.reason == Reason::QueueLost {
+            // A server that keeps losing it, because it evicts keys, must not be listed into without end.
+            memory.listing_backoff.failed(now);
             memory.forget_queue();
             return Ok(Next::Within(Duration::ZERO));
         }
@@ -320,8 +325,14 @@ async fn process(
         view.pods.iter().filter(|pod| pod.is_alive() && !memory.settled.contains(&pod.name)).count() as u64;
     let alive = alive + memory.in_flight(&view.pods, now);
     let backing_off = memory.creation_backoff.left(now);
-    let seen =
-        Seen { stats: &stats, limits, alive, suspended, age: age(run), backing_off: backing_off.is_some() };
+    let seen = Seen {
+        stats: &stats,
+        limits,
+        alive,
+        suspended: suspended || memory.withheld.is_some(),
+        age: age(run),
+        backing_off: backing_off.is_some(),
+    };
     let plan = decide::decide(&seen);
     workers::remove_pods(ctx, run, &settled.lost, true, memory).await?;
     let (create, drop_idle, wake) = match plan {
@@ -338,8 +349,10 @@ async fn process(
     };
     let job = workers::ensure_job(ctx, view.job.as_ref(), &recipe, stats.total, memory).await?;
     workers::remove_pods(ctx, run, &settled.removable, false, memory).await?;
-    if drop_idle {
+    if suspended {
         report.phase = Some(Phase::Suspended);
+    }
+    if drop_idle {
         dismiss_idle(ctx, view, queue, memory).await?;
     }
     let mut more = settled.removable.len() == BATCH;
@@ -351,18 +364,16 @@ async fn process(
         }
         write_job(ctx, view, job, suspended, memory, report).await?;
     }
-    if stats.succeeded > 0 || view.pods.iter().any(|pod| pod.stage == crate::pods::Stage::Working) {
+    if settled.files > 0 || view.pods.iter().any(|pod| pod.stage == crate::pods::Stage::Working) {
         forget_worker_problem(memory);
     }
-    report.obstacle = workers::start_problem(&view.pods, now).or_else(|| memory.creation_problem.clone());
+    let start_problem = || workers::start_problem(&view.pods, ctx.settings.start_timeout, now);
+    report.obstacle =
+        memory.withheld.clone().or_else(start_problem).or_else(|| memory.creation_problem.clone());
     let waits =
         [wake, promoted.next, backing_off, file_timeout(limits, view, now), stuck_timeout(ctx, view, now)];
     let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC).max(GATHER);
-    Ok(Next::Within(match job {
-        None => PUBLISH_EVERY.min(soonest),
-        Some(_) if more => Duration::ZERO,
-        Some(_) => soonest,
-    }))
+    Ok(Next::Within(if more { Duration::ZERO } else { soonest }))
 }
 
 /// Workers that claim files show that what was wrong with them is mended.
@@ -417,7 +428,7 @@ fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> 
     let limit = limits.file_timeout?;
     let alive = view.pods.iter().filter(|pod| pod.is_alive());
     alive
-        .filter_map(|pod| (pod.since + limit).checked_duration_since(now))
+        .filter_map(|pod| (pod.claiming? + limit).checked_duration_since(now))
         .map(|left| left.max(PUBLISH_EVERY))
         .min()
 }

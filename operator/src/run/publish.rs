@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
+use serde_json::json;
 
 use super::PUBLISH_EVERY;
 use super::memory::Memory;
@@ -43,35 +44,56 @@ pub async fn publish(
             return Ok(Some(left));
         }
     }
-    write(ctx, known, &status).await?;
-    memory.published = Some((status, Instant::now()));
-    Ok(None)
+    let (written, again) = match write(ctx, &known, &status).await? {
+        Written::Ours => (status, None),
+        Written::Gone => return Ok(None),
+        // It may know more than we do, so the next pass builds on it.
+        Written::Others(newer) => (*newer, Some(PUBLISH_EVERY)),
+    };
+    memory.published = Some((written, Instant::now()));
+    Ok(again)
 }
 
-/// Optimistic: what others changed meanwhile is read first, and a run that has ended stays ended.
-async fn write(ctx: &Context, mut run: PipelineRun, status: &PipelineRunStatus) -> Result<(), Error> {
-    let api: Api<PipelineRun> = ctx.api(&run);
-    let name = run.name_any();
+/// What became of a status.
+enum Written {
+    /// It is there.
+    Ours,
+    /// The run is gone, or has ended.
+    Gone,
+    /// Another operator has written this one meanwhile.
+    Others(Box<PipelineRunStatus>),
+}
+
+/// Optimistic: what others changed meanwhile is read first. A change of the spec is none of our business; a status of
+/// another operator stays, and so does the end of a run.
+async fn write(ctx: &Context, known: &PipelineRun, status: &PipelineRunStatus) -> Result<Written, Error> {
+    let api: Api<PipelineRun> = ctx.api(known);
+    let (name, mut run) = (known.name_any(), known.clone());
     for last in [false, true] {
         run.status = Some(status.clone());
         match api.replace_status(&name, &PostParams::default(), &run).await {
-            Ok(_) => return Ok(()),
-            Err(kube::Error::Api(error)) if error.code == 404 => return Ok(()),
+            Ok(_) => return Ok(Written::Ours),
+            Err(kube::Error::Api(error)) if error.code == 404 => return Ok(Written::Gone),
             Err(kube::Error::Api(error)) if error.code == 409 && !last => {
-                let Some(newer) =
-                    api.get_opt(&name).await.map_err(Error::kubernetes("read the run again"))?
-                else {
-                    return Ok(());
+                let newer = api.get_opt(&name).await.map_err(Error::kubernetes("read the run again"))?;
+                let Some(newer) = newer.filter(|newer| newer.metadata.uid == known.metadata.uid) else {
+                    return Ok(Written::Gone);
                 };
-                if newer.metadata.uid != run.metadata.uid || status::is_finished(&newer) {
-                    return Ok(());
+                if status::is_finished(&newer) {
+                    return Ok(Written::Gone);
+                }
+                // As JSON: times are cut off when they are written.
+                if let Some(others) =
+                    newer.status.as_ref().filter(|_| json!(newer.status) != json!(known.status))
+                {
+                    return Ok(Written::Others(Box::new(others.clone())));
                 }
                 run = newer;
             }
             Err(error) => return Err(Error::kubernetes("write the status of the run")(error)),
         }
     }
-    Ok(())
+    Ok(Written::Gone)
 }
 
 /// Says of a run that was changed after its end that this was seen. It does not matter to the run, but tools wait for it: a

@@ -161,9 +161,8 @@ impl Settling<'_> {
     /// Files that have been worked on for too long, by Valkey's clock; their pods are removed.
     async fn took_too_long(&self, ended: &mut Ended) -> Result<(), Error> {
         let Some(limit) = self.limits.file_timeout else { return Ok(()) };
-        let suspects =
-            self.pods.iter().any(|pod| !pod.is_finished() && self.now.duration_since(pod.since) >= limit / 2);
-        if !suspects {
+        let long = |pod: &WorkerPod| pod.claiming.is_some_and(|since| self.now >= since + limit);
+        if !self.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
             return Ok(());
         }
         let mut after = None;

@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use storage::{AddressGuard, Keys};
 
-use super::Stop;
 use super::build::snapshot::{Credentials, Role, Snapshot};
 use super::build::{owner, secret};
 use super::limits::Limits;
 use super::memory::Memory;
+use super::{Stop, cleanup};
 use crate::context::Context;
 use crate::error::{Error, Reason};
 use crate::names::{self, EPOCH_ANNOTATION, MANAGER};
@@ -116,12 +116,10 @@ pub async fn credentials(
     run_id: &RunId,
     snapshot: &Snapshot,
 ) -> Result<Option<Keys>, Stop> {
+    check_grant(ctx, run, snapshot)?;
     let mut source = None;
     for wanted in snapshot.secrets() {
         let foreign = Some(&wanted.namespace) != run.metadata.namespace.as_ref();
-        if foreign {
-            check_grant(ctx, run, snapshot)?;
-        }
         let secret = credentials_secret(ctx, &wanted).await?;
         let keys = keys(&wanted, &secret)?;
         if foreign {
@@ -160,8 +158,12 @@ fn keys(wanted: &Credentials<'_>, found: &Secret) -> Result<Keys, Stop> {
     Ok(Keys { id: text(secret::ACCESS_KEY_ID)?.into(), secret: text(secret::SECRET_ACCESS_KEY)?.into() })
 }
 
-/// Checked at every use, and before anything is read: a grant that was taken back does not last.
+/// Checked in every pass, and before anything is read: a grant that was taken back does not last.
 fn check_grant(ctx: &Context, run: &PipelineRun, snapshot: &Snapshot) -> Result<(), Stop> {
+    let own = run.namespace().unwrap_or_default();
+    if snapshot.namespace == own && snapshot.secrets().iter().all(|secret| secret.namespace == own) {
+        return Ok(());
+    }
     let grants = ctx.world.grants();
     let mut pipeline = Pipeline::new(&snapshot.name, snapshot.spec.clone());
     pipeline.metadata.namespace = Some(snapshot.namespace.clone());
@@ -293,7 +295,8 @@ async fn user(
 }
 
 /// What can be taken away from a run while it runs is looked for now and then, and restored: a restarted Valkey has
-/// forgotten the workers' user, somebody deleted a Secret, keys were exchanged. A grant that was taken back is missed.
+/// forgotten the workers' user, somebody deleted a Secret, keys were exchanged. While its keys are missing, or a grant for
+/// them was taken back, the run is without them: it starts nothing, and what it has copied goes.
 pub async fn restore(
     ctx: &Context,
     run: &PipelineRun,
@@ -303,9 +306,20 @@ pub async fn restore(
     memory: &mut Memory,
     every: Duration,
 ) -> Result<(), Stop> {
-    if memory.user.as_ref().is_some_and(|(_, checked)| checked.elapsed() >= every) {
+    let due = memory.user.as_ref().is_some_and(|(_, checked)| checked.elapsed() >= every);
+    if due {
         user(ctx, run, run_id, queue, memory).await?;
-        credentials(ctx, run, run_id, snapshot).await?;
+    }
+    if due || memory.withheld.is_some() || check_grant(ctx, run, snapshot).is_err() {
+        memory.withheld = match credentials(ctx, run, run_id, snapshot).await {
+            Ok(_) => None,
+            Err(Stop::Obstacle(obstacle)) => Some(obstacle),
+            Err(error) => return Err(error),
+        };
+    }
+    if memory.withheld.is_some() {
+        memory.listing = None;
+        cleanup::remove_copied_keys(ctx, run).await?;
     }
     Ok(())
 }

@@ -10,7 +10,9 @@ pub fn of(pod: &WorkerPod, non_retryable: &[i32]) -> Option<Verdict> {
     match &pod.stage {
         Stage::Succeeded => Some(Verdict::Succeeded),
         Stage::Failed(failed) => Some(of_failure(failed, non_retryable)),
-        Stage::Unschedulable(_) | Stage::Claiming | Stage::Stuck(_) | Stage::Working => None,
+        Stage::Unschedulable(_) | Stage::Starting | Stage::Claiming | Stage::Stuck(_) | Stage::Working => {
+            None
+        }
     }
 }
 
@@ -79,6 +81,7 @@ mod tests {
             name: "p".into(),
             stage: Stage::Failed(failed),
             since: Instant::now(),
+            claiming: None,
             deleting: None,
             stopped: true,
         }

@@ -80,7 +80,7 @@ pub async fn ensure_job(
     if found.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) != Some(MANAGER) {
         // Another controller would run it.
         let _ = api.delete(&name, &DeleteParams::background()).await;
-        let message = "this cluster drops managedBy from Jobs; Kubernetes 1.32 or later with the feature JobManagedBy is needed";
+        let message = "this cluster drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed";
         return Err(Reason::JobNotManaged.because(message).into());
     }
     let found = Arc::new(found);
@@ -136,23 +136,27 @@ pub async fn create_pods(
             Err(error) => {
                 if let kube::Error::Api(status) = &error {
                     memory.creation_problem = Some(refused(&status.message));
+                    // Too busy to take it. Of another error nobody knows whether the pod was created before it.
+                    if status.code == 429 {
+                        memory.not_created(&name);
+                    }
                 }
                 failure = Some(error);
             }
         }
     }
     drop(created);
-    // What is partly refused works: a quota lets as many pods live as it does.
-    if good > 0 {
+    // What is partly refused works: a quota lets as many pods live as it does. Pods that die without a file were created
+    // too, so that says nothing about them.
+    let dying =
+        memory.creation_problem.as_ref().is_some_and(|problem| problem.reason == Reason::WorkersFailing);
+    if good > 0 && !dying {
         memory.creation_backoff.reset();
     }
     if let Some(refusal) = refusal {
         memory.creation_backoff.failed(Instant::now());
         memory.creation_problem = Some(refusal);
-    } else if good > 0
-        && failure.is_none()
-        && memory.creation_problem.as_ref().is_some_and(|problem| problem.reason != Reason::WorkersFailing)
-    {
+    } else if good > 0 && failure.is_none() && !dying {
         memory.creation_problem = None;
     }
     match failure {
@@ -219,12 +223,16 @@ pub fn died_without_a_file(pods: &[Arc<WorkerPod>], memory: &mut Memory) {
 }
 
 /// What keeps pods from working, if anything does.
-pub fn start_problem(pods: &[Arc<WorkerPod>], now: Instant) -> Option<Obstacle> {
-    let stuck = pods.iter().filter(|pod| pod.is_alive()).find_map(|pod| match &pod.stage {
+pub fn start_problem(pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Instant) -> Option<Obstacle> {
+    let alive: Vec<_> = pods.iter().filter(|pod| pod.is_alive()).collect();
+    let stuck = alive.iter().find_map(|pod| match &pod.stage {
         Stage::Stuck(stuck) => Some(stuck),
-        Stage::Unschedulable(_) | Stage::Claiming | Stage::Working | Stage::Succeeded | Stage::Failed(_) => {
-            None
-        }
+        Stage::Unschedulable(_)
+        | Stage::Starting
+        | Stage::Claiming
+        | Stage::Working
+        | Stage::Succeeded
+        | Stage::Failed(_) => None,
     });
     if let Some(stuck) = stuck {
         let reason = match stuck.reason.as_str() {
@@ -242,15 +250,23 @@ pub fn start_problem(pods: &[Arc<WorkerPod>], now: Instant) -> Option<Obstacle> 
             format!("{whose} does not start with image {}: {}: {}", stuck.image, stuck.reason, stuck.message);
         return Some(reason.because(message));
     }
-    // Some pods without a node are normal in a full cluster; all of them are not.
-    let alive: Vec<_> = pods.iter().filter(|pod| pod.is_alive()).collect();
-    let unscheduled = alive.iter().filter_map(|pod| match &pod.stage {
-        Stage::Unschedulable(message) if now.duration_since(pod.since) >= UNSCHEDULED_FOR => Some(message),
+    // Some pods without a node, or whose node takes its time, are normal in a full cluster; all of them are not.
+    let waiting = alive.iter().map(|pod| match &pod.stage {
+        Stage::Unschedulable(message) if now.duration_since(pod.since) >= UNSCHEDULED_FOR => {
+            Some(Reason::PodsUnschedulable.because(format!("no node takes the pods: {message}")))
+        }
+        // A sandbox, a volume or a runtime class: the kubelet tells only in events, and tries again by itself.
+        Stage::Starting if now.duration_since(pod.since) >= start_timeout => {
+            let message = format!(
+                "no worker pod has started for {}s; `kubectl describe pod {}` says what its node waits for",
+                start_timeout.as_secs(),
+                pod.name
+            );
+            Some(Reason::ContainerStartFailed.because(message))
+        }
         _ => None,
     });
-    let unscheduled: Vec<_> = unscheduled.collect();
-    (!unscheduled.is_empty() && unscheduled.len() == alive.len())
-        .then(|| Reason::PodsUnschedulable.because(format!("no node takes the pods: {}", unscheduled[0])))
+    waiting.collect::<Option<Vec<_>>>()?.into_iter().next()
 }
 
 /// Writes the Job's status while the run goes on.
@@ -372,5 +388,43 @@ async fn patch_job_status(
         // Deleted by hand or by its time to live.
         Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
         Err(error) => Err(Error::kubernetes("write the status of the Job")(error)),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const START_TIMEOUT: Duration = Duration::from_secs(300);
+
+    fn problem(stages: &[Stage], after: Duration) -> Option<Reason> {
+        let since = Instant::now();
+        let pod = |(number, stage): (usize, &Stage)| {
+            let name = format!("pod-{number}");
+            Arc::new(WorkerPod {
+                name,
+                stage: stage.clone(),
+                since,
+                claiming: None,
+                deleting: None,
+                stopped: false,
+            })
+        };
+        let pods: Vec<_> = stages.iter().enumerate().map(pod).collect();
+        start_problem(&pods, START_TIMEOUT, since + after).map(|problem| problem.reason)
+    }
+
+    /// Trap 11: the kubelet says of a sandbox, a volume or a runtime class that fails only in events.
+    #[test]
+    fn pods_that_do_not_get_started_are_told_once_all_of_them_took_too_long() {
+        let (soon, late) = (START_TIMEOUT / 2, START_TIMEOUT);
+        assert_eq!(problem(&[Stage::Starting], soon), None);
+        assert_eq!(problem(&[Stage::Starting, Stage::Starting], late), Some(Reason::ContainerStartFailed));
+        assert_eq!(problem(&[Stage::Starting, Stage::Working], late), None, "some do");
+        assert_eq!(problem(&[], late), None);
+        let unschedulable = Stage::Unschedulable("no node".into());
+        assert_eq!(problem(&[unschedulable, Stage::Starting], late), Some(Reason::PodsUnschedulable));
+        assert_eq!(problem(&[Stage::Claiming], late), None, "it waits for a file");
     }
 }
