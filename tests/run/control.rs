@@ -33,7 +33,7 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
         let status = lab.jobs().await.remove(0).status.unwrap_or_default();
         let conditions = status.conditions.unwrap_or_default();
         let told = conditions.iter().any(|told| told.type_ == "Suspended" && told.status == "True");
-        Ok((told && status.active == Some(0)).then_some(()))
+        Ok((told && status.active.unwrap_or(0) == 0).then_some(()))
     };
     lab.eventually("the Job says so", suspended).await;
     tokio::time::sleep(Duration::from_secs(4)).await;
