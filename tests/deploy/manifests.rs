@@ -322,11 +322,18 @@ async fn environments_differ_where_they_should() {
     assert_eq!(replicas("prod", "openfilter-operator"), Some(2));
     assert_eq!(replicas("dev", "openfilter-webhook"), Some(2));
     assert_eq!(replicas("prod", "openfilter-webhook"), None, "the autoscaler's");
+    let policies = |overlay: &str| -> BTreeSet<String> {
+        let policies = all[overlay].iter().filter(|object| object["kind"] == "PipelinePolicy");
+        policies.map(|policy| text(policy, "/metadata/name").to_owned()).collect()
+    };
+    assert_eq!(policies("staging"), policies("prod"), "staging warns of what production refuses");
     for overlay in OVERLAYS {
         let policies: Vec<&Value> =
             all[overlay].iter().filter(|object| object["kind"] == "PipelinePolicy").collect();
         assert_eq!(policies.is_empty(), overlay == "dev");
         for policy in policies {
+            let action = if overlay == "staging" { "Warn" } else { "" };
+            assert_eq!(text(policy, "/spec/action"), action, "{overlay}: {policy}");
             assert_eq!(rules::check(policy, &Context::default()), Some(vec![]), "{overlay}: {policy}");
         }
     }
