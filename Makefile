@@ -52,7 +52,8 @@ test-machine: packages room ## the suites that need no cluster (part of `make te
 # The cluster is started first, outside of the tests, so that a long first build is seen.
 .PHONY: test-cluster
 test-cluster: packages room ## the suites that need a real Kubernetes (part of `make test`)
-	$(TESTBED) up --nodes 2
+	$(TESTBED) down # also what a killed test has left
+	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	cargo test --workspace --locked --test cluster -- --ignored
 	cargo test --workspace --locked --test api -- --ignored
@@ -67,7 +68,8 @@ test-cluster: packages room ## the suites that need a real Kubernetes (part of `
 # The first time on a machine it also builds both engines, which takes half an hour on two cores.
 .PHONY: test-gitops
 test-gitops: packages room ## real Argo CD and real Flux, each installing the operator and applying a repository
-	$(TESTBED) up --nodes 2
+	$(TESTBED) down
+	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	cargo test --workspace --locked --test gitops -- --ignored --test-threads 1 --nocapture
 
