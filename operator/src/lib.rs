@@ -52,7 +52,7 @@ pub enum Fatal {
     Client(#[source] kube::Error),
     /// The cluster cannot do what is needed.
     #[error(
-        "use this cluster: it drops managedBy from Jobs; Kubernetes 1.32 or later with the feature JobManagedBy is needed"
+        "use this cluster: it drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed"
     )]
     NotManaged,
     /// The settings of Valkey are unusable.

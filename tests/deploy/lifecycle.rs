@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tests::generated::root;
 
 use crate::harness::{Cluster, SYSTEM, build, pipeline, run, text};
-use crate::manifests::overlay;
+use crate::manifests::{INSTALL, overlay};
 use crate::replicas;
 
 /// Kinds whose operators are not on the testbed.
@@ -52,11 +52,12 @@ fn every_overlay_is_valid_to_the_api_server(cluster: &Cluster) {
     cluster.kubectl(&["apply", "--server-side", "--kustomize", root().join("crds").to_str().unwrap()]);
     let ours = "--selector=app.kubernetes.io/part-of=openfilter";
     cluster.kubectl(&["wait", "--for=condition=Established", "crd", ours, "--timeout=60s"]);
-    for name in ["dev", "staging", "prod"] {
-        let (foreign, known): (Vec<Value>, Vec<Value>) = build(&cluster.testbed, &overlay(name))
+    let folders = ["dev", "staging", "prod"].map(|name| (name, overlay(name)));
+    for (name, folder) in folders.into_iter().chain([(INSTALL, root().join(INSTALL))]) {
+        let (foreign, known): (Vec<Value>, Vec<Value>) = build(&cluster.testbed, &folder)
             .into_iter()
             .partition(|object| FOREIGN.iter().any(|group| text(object, "/apiVersion").starts_with(group)));
-        assert_eq!(foreign.is_empty(), name == "dev", "{name}");
+        assert_eq!(foreign.is_empty(), ["dev", INSTALL].contains(&name), "{name}");
         // A dry run creates no namespace for the rest to be in.
         let namespace = known.iter().find(|object| object["kind"] == "Namespace").unwrap();
         cluster.apply(std::slice::from_ref(namespace), &[]).unwrap();

@@ -17,6 +17,9 @@ use crate::harness::{build, text};
 
 const OVERLAYS: [&str; 3] = ["dev", "staging", "prod"];
 
+/// What README.md has users start from.
+pub const INSTALL: &str = "examples/install";
+
 pub fn overlay(name: &str) -> PathBuf {
     root().join("kustomize/overlays").join(name)
 }
@@ -121,7 +124,9 @@ async fn images_are_set_in_one_place_by_tag_or_by_digest() {
         };
         assert_eq!(images.iter().filter(good).count(), images.len(), "{name}: {images:?}");
     }
-    let fields = OVERLAYS.map(|name| fs::read_to_string(overlay(name).join("image-fields.yaml")).unwrap());
+    let folders = OVERLAYS.map(overlay).into_iter().chain([root().join(INSTALL)]);
+    let fields: Vec<String> =
+        folders.map(|folder| fs::read_to_string(folder.join("image-fields.yaml")).unwrap()).collect();
     assert!(fields.iter().all(|text| *text == fields[0]), "the overlays must know the same fields as images");
 }
 

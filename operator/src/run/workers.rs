@@ -80,7 +80,7 @@ pub async fn ensure_job(
     if found.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) != Some(MANAGER) {
         // Another controller would run it.
         let _ = api.delete(&name, &DeleteParams::background()).await;
-        let message = "this cluster drops managedBy from Jobs; Kubernetes 1.32 or later with the feature JobManagedBy is needed";
+        let message = "this cluster drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed";
         return Err(Reason::JobNotManaged.because(message).into());
     }
     let found = Arc::new(found);

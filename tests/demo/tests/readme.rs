@@ -26,12 +26,15 @@ use Here::{Fails, Not, Prints, Watches};
 const COMMANDS: &[(&str, Here)] = &[
     ("make demo", Prints("36 files below s3://openfilter-demo/results/")),
     ("make test", Not("this is a part of it")),
-    ("kubectl apply --server-side -k kustomize/overlays/dev", Prints("serverside-applied")),
+    ("kubectl create namespace openfilter-system", Not("the demo has made it")),
+    ("kubectl create secret generic openfilter-valkey", Not("the demo has made it")),
+    ("kubectl apply --server-side -k examples/install", Not("nobody pulls from there; tests/deploy tries it")),
     ("kubectl apply --server-side -k kustomize/gitops/argocd/dev", Not("tests/gitops does, with an Argo CD")),
     ("kubectl apply --server-side -k kustomize/gitops/flux/dev", Not("tests/gitops does, with a Flux")),
     ("openfilter validate -f examples/demo", Fails("3 checked, 2 mistakes")),
     ("kubectl apply -f policies/max-parallelism/policy.yaml", Prints("max-parallelism created")),
     ("sed 's/parallelism: 6/parallelism: 500/'", Fails("[policy max-parallelism/parallelism]")),
+    ("kubectl create -f examples/demo/run.yaml", Prints("created")),
     ("kubectl get plr -n openfilter-demo -w", Watches("thumbnails   Succeeded   37/37      36          1")),
     ("kubectl wait -n openfilter-demo plr/", Prints("condition met")),
     ("kubectl get events -n openfilter-demo", Prints("36 of 37 files succeeded, 1 failed")),
@@ -192,6 +195,7 @@ fn every_command_of_the_readme_works_in_a_clone() {
                     let exports = demo.lines().filter(|line| line.starts_with("export "));
                     shell.exports = exports.map(|line| format!("{line}; ")).collect();
                 }
+                "kubectl create -f examples/demo/run.yaml" => name = run_name(&printed.text).unwrap(),
                 "kubectl apply -f policies/max-parallelism/policy.yaml" => {
                     // Every replica hears of it a moment later, which is less than a person needs to type a line.
                     assert!(shell.type_in(UNTIL_REFUSED).worked);
