@@ -28,7 +28,10 @@ const COMMANDS: &[(&str, Here)] = &[
     ("make test", Not("this is a part of it")),
     ("kubectl create namespace openfilter-system", Not("the demo has made it")),
     ("kubectl create secret generic openfilter-valkey", Not("the demo has made it")),
-    ("kubectl apply --server-side -k examples/install", Not("nobody pulls from there; tests/deploy tries it")),
+    (
+        "kubectl apply --server-side -k examples/install",
+        Not("nobody pulls from there; tests/deploy tries it"),
+    ),
     ("kubectl apply --server-side -k kustomize/gitops/argocd/dev", Not("tests/gitops does, with an Argo CD")),
     ("kubectl apply --server-side -k kustomize/gitops/flux/dev", Not("tests/gitops does, with a Flux")),
     ("openfilter validate -f examples/demo", Fails("3 checked, 2 mistakes")),
