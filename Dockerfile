@@ -6,11 +6,11 @@ RUN apt-get update && apt-get install -y --no-install-recommends cmake && rm -rf
 WORKDIR /src
 COPY . .
 RUN cargo build --release --locked --workspace --bin claimer --bin operator --bin webhook
-# Each image holds the program, the libraries it is linked to, the world's certificate authorities, and a user to run as.
+# Each image holds the program, the libraries it is linked to, and a user to run as; those that talk to servers of the world also
+# their authorities.
 RUN for name in claimer operator webhook; do \
-      root=/images/$name && mkdir -p $root/etc/ssl/certs $root/tmp && chmod 1777 $root/tmp && cp target/release/$name $root/ && \
+      root=/images/$name && mkdir -p $root/etc $root/tmp && chmod 1777 $root/tmp && cp target/release/$name $root/ && \
       ldd $root/$name | grep -o '/[^ ]*' | xargs -I{} cp --parents -L {} $root && \
-      cp /etc/ssl/certs/ca-certificates.crt $root/etc/ssl/certs/ && \
       printf 'root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n' >$root/etc/passwd && \
       printf 'root:x:0:\nnonroot:x:65532:\n' >$root/etc/group && \
       printf 'hosts: files dns\n' >$root/etc/nsswitch.conf || exit 1; \
@@ -18,6 +18,7 @@ RUN for name in claimer operator webhook; do \
 
 FROM scratch AS claimer
 COPY --from=build /images/claimer/ /
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 ENV PATH=/usr/local/bin:/usr/bin:/bin
 LABEL org.opencontainers.image.title="claimer"
 LABEL org.opencontainers.image.description="Runs in worker pods: claims one file and fetches it, or publishes the results"
@@ -28,6 +29,7 @@ ENTRYPOINT ["/claimer"]
 
 FROM scratch AS operator
 COPY --from=build /images/operator/ /
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 ENV PATH=/usr/local/bin:/usr/bin:/bin
 LABEL org.opencontainers.image.title="operator"
 LABEL org.opencontainers.image.description="Lists buckets, queues their files, runs one Job per run, and accounts for every file"

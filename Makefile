@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .ONESHELL:
+# The order of prerequisites is an order in time, and cargo uses all processors by itself.
+.NOTPARALLEL:
 
 # Slow things are built once per machine, outside the checkout. Cargo does not tell apart two checkouts that share a
 # target folder, so each has its own; other caches are keyed by version.
@@ -24,7 +26,7 @@ TESTBED = $(call program,testbed,down)
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 
-PACKAGES := build-essential cmake git util-linux valkey-server redis-server
+PACKAGES := build-essential ca-certificates cmake git util-linux valkey-server redis-server
 
 .PHONY: help
 help: ## list the targets
@@ -41,16 +43,17 @@ demo: packages room ## see a pipeline run, on a cluster on this machine; DOWN=1 
 	"$$CARGO_TARGET_DIR/debug/demo" $(if $(DOWN),--down)
 
 .PHONY: test
-test: packages room lint deny test-machine test-cluster ## all tests
+test: packages lint deny test-machine test-cluster ## all tests
 
 .PHONY: test-machine
-test-machine: packages ## the suites that need no cluster (part of `make test`)
+test-machine: packages room ## the suites that need no cluster (part of `make test`)
 	cargo test --workspace --locked
 
 # The cluster is started first, outside of the tests, so that a long first build is seen.
 .PHONY: test-cluster
-test-cluster: packages ## the suites that need a real Kubernetes (part of `make test`)
-	$(TESTBED) up --nodes 2
+test-cluster: packages room ## the suites that need a real Kubernetes (part of `make test`)
+	$(TESTBED) down # also what a killed test has left
+	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	cargo test --workspace --locked --test cluster -- --ignored
 	cargo test --workspace --locked --test api -- --ignored
@@ -64,8 +67,9 @@ test-cluster: packages ## the suites that need a real Kubernetes (part of `make 
 
 # The first time on a machine it also builds both engines, which takes half an hour on two cores.
 .PHONY: test-gitops
-test-gitops: packages ## real Argo CD and real Flux, each installing the operator and applying a repository
-	$(TESTBED) up --nodes 2
+test-gitops: packages room ## real Argo CD and real Flux, each installing the operator and applying a repository
+	$(TESTBED) down
+	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	cargo test --workspace --locked --test gitops -- --ignored --test-threads 1 --nocapture
 
@@ -74,7 +78,7 @@ test-fast: packages room lint ## the inner loop: fewer random histories, no lice
 	HISTORIES=100 cargo test --workspace --locked
 
 .PHONY: lint
-lint: ## formatting and clippy, warnings are errors
+lint: room ## formatting and clippy, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
@@ -83,39 +87,44 @@ deny: $(CARGO_DENY)/bin/cargo-deny ## licences, duplicates and sources of the de
 	cargo fetch --locked
 	$< --offline check --hide-inclusion-graph bans licenses sources
 
-# Installed into a folder of its own and renamed at the end, so that a half-built one is never used.
+# Installed into a folder of its own and renamed at the end, so that a half-built one is never used. One at a time: that folder
+# is the machine's.
 $(CARGO_DENY)/bin/cargo-deny:
-	@echo "building cargo-deny $(CARGO_DENY_VERSION), about 5 minutes, once per machine"
+	@mkdir -p '$(CACHE)'
+	exec 9>'$(CARGO_DENY).lock'
+	flock 9
+	if [ -x '$@' ]; then exit; fi # another checkout has built it while this one waited
+	echo "building cargo-deny $(CARGO_DENY_VERSION), about 5 minutes, once per machine"
 	rm -rf '$(CARGO_DENY).part'
 	env -u CARGO_TARGET_DIR cargo install --quiet --locked --root '$(CARGO_DENY).part' cargo-deny@$(CARGO_DENY_VERSION)
 	rm -rf '$(CARGO_DENY)'
 	mv '$(CARGO_DENY).part' '$(CARGO_DENY)'
 
 .PHONY: gen
-gen: ## regenerate what is generated from the code: CRDs, RBAC, docs/{rules,rbac,metrics,settings}.md
+gen: room ## regenerate what is generated from the code: CRDs, RBAC, docs/{rules,rbac,metrics,settings}.md
 	$(call program,gen,generated)
 
 .PHONY: bench
-bench: packages ## measure, and compare with what is possible
+bench: packages room ## measure, and compare with what is possible
 	cargo bench --workspace --locked --bench queue --bench listing --bench claimer --bench webhook
 	$(TESTBED) up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	cargo bench --workspace --locked --bench run --bench admission
 
 .PHONY: fuzz
-fuzz: packages ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), 2 minutes
+fuzz: packages room ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), 2 minutes
 	REVIEWS=$(or $(REVIEWS),1000000) cargo test --profile bench --workspace --locked --test webhook -- mutated_reviews --nocapture
 
 .PHONY: cluster-up
-cluster-up: packages ## start a real Kubernetes on this machine: NODES=n real nodes (1), KWOK=n fake ones (0)
+cluster-up: packages room ## start a real Kubernetes on this machine: NODES=n real nodes (1), KWOK=n fake ones (0)
 	@$(TESTBED) up --nodes $(or $(NODES),1) --kwok $(or $(KWOK),0)
 
 .PHONY: cluster-down
-cluster-down: ## stop it and remove every trace of it
+cluster-down: room ## stop it and remove every trace of it
 	@$(TESTBED) down --any
 
 .PHONY: images
-images: packages ## build the container images, and load them into the cluster if it is up
+images: packages room ## build the container images, and load them into the cluster if it is up
 	@$(TESTBED) images
 
 .PHONY: packages

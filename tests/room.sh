@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # Makes a target folder ready for a build: room.sh CACHE TARGET. Each checkout has a target folder of its own in the cache (the
-# Makefile says why), so the folders of checkouts that are gone would fill the disk: they are removed. A new folder begins with
-# the dependencies that another checkout has compiled, which is most of a first build. A disk that fills up in the middle of a
-# build kills the linker with "Bus error", which helps nobody, so too little room is said before.
+# Makefile says why), so the folders of checkouts that are gone would fill the disk: they are removed. A folder that does not say
+# whose it is may be in use, and stays. A new folder begins with the dependencies that another checkout has compiled, which is most
+# of a first build. A disk that fills up in the middle of a build kills the linker with "Bus error", which helps nobody, so too
+# little room is said before.
 set -euo pipefail
 cache=$1 target=$2 needed_gib=12
+
+# One of us at a time: what is half made is then left over from one that was killed.
+mkdir -p "$cache"
+exec 9>"$cache/.room.lock"
+flock 9
 
 # Copies what comes from the registry, which cargo knows by version, features and compiler, and takes or compiles again. Members
 # of the workspace have the same names in every checkout, and cargo would take one for the other.
@@ -21,17 +27,19 @@ seed() {
   pwd -P >"$2/checkout"
 }
 
-for folder in "$cache"/target "$cache"/target-*; do
-  [ -d "$folder" ] && [ "$folder" != "$target" ] || continue
-  checkout=$(cat "$folder/checkout" 2>/dev/null || true)
+for folder in "$cache"/target-* "$cache"/readme-*; do
+  [ -s "$folder/checkout" ] && [ "$folder" != "$target" ] || continue
+  checkout=$(<"$folder/checkout")
   if [ ! -e "$checkout/Makefile" ]; then
-    echo "room: removing $folder, whose checkout ${checkout:-(unknown)} is gone"
+    echo "room: removing $folder, whose checkout $checkout is gone"
     rm -rf "$folder"
   fi
 done
+rm -rf "$cache"/seeding-*
+# Clones that killed tests of older versions have left; nobody tests for a day.
+find "$cache" -mindepth 1 -maxdepth 1 -name '.tmp*' -mtime +0 -exec rm -rf {} +
 
 if [ ! -d "$target/debug/deps" ]; then # what is built already needs little more
-  mkdir -p "$cache"
   free_gib=$(($(df --output=avail -k "$cache" | tail -n 1) / 1024 / 1024))
   if [ "$free_gib" -lt "$needed_gib" ]; then
     echo "room: a first build needs about $needed_gib GiB in $cache, and $free_gib GiB are free there: free some, or set" >&2
@@ -43,10 +51,9 @@ fi
 newest=$(ls -td "$cache"/target-????????????/debug/.fingerprint 2>/dev/null | head -n 1 || true)
 if [ ! -e "$target" ] && [ -n "$newest" ]; then
   echo "room: taking the compiled dependencies of another checkout, what fits of them"
-  # Under another name until it is whole; one that a crash has left is begun again. In a shell of its own, which stops at the first
-  # failure (a file that goes while somebody builds there, say): then everything is compiled.
+  # Under another name until it is whole. In a shell of its own, which stops at the first failure (a file that goes while somebody
+  # builds there, say): then everything is compiled.
   part="$cache/seeding-${target##*/}"
-  rm -rf "$part"
   if bash -euo pipefail -c "$(declare -f seed); seed \"\$@\"" seed "${newest%/debug/.fingerprint}" "$part"; then
     mkdir -p "$(dirname "$target")"
     mv "$part" "$target"

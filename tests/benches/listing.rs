@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,7 @@ use hyper_util::rt::TokioIo;
 use operator::listing::list_into;
 use queue::{Connection, File, Listing, Opened, Page, RunQueue};
 use storage::{Lister, Selection};
+use tests::program::mortal;
 use tests::s3::TestS3;
 use tests::valkey::{Flavor, TestServer};
 use tokio::net::TcpListener;
@@ -211,9 +212,9 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]).arg(std::env::current_exe().unwrap()).env(SERVE, "1");
-        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut command = mortal(std::env::current_exe().unwrap());
+        let mut process =
+            command.env(SERVE, "1").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let mut url = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut url).unwrap();
         Self { url: url.trim().to_owned(), process }

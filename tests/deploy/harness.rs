@@ -32,12 +32,25 @@ impl Cluster {
         let services = testbed.services().await.unwrap();
         testbed.load_images(&[Set::Worker, Set::Product, Set::Filters]).unwrap();
         let cluster = Self { testbed, services, _turn: turn };
-        // What a test that failed has left would be taken for our own.
-        let dev = root().join("kustomize/overlays/dev");
-        let words =
-            ["delete", "--ignore-not-found", "--selector=app.kubernetes.io/component!=api", "--kustomize"];
-        cluster.kubectl(&[&words[..], &[dev.to_str().unwrap()]].concat());
+        cluster.remove_traces();
         cluster
+    }
+
+    /// What a test that was killed, or another suite, has left would be taken for our own, or be in our way: the CRDs are
+    /// perhaps of another version, and then their fields somebody else's.
+    fn remove_traces(&self) {
+        let runs = r#"jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{"\n"}{end}"#;
+        // Without CRDs there are none. Nobody is there who would take their finalizers away.
+        let left =
+            self.try_kubectl(&["get", "pipelineruns", "--all-namespaces", "-o", runs]).unwrap_or_default();
+        for (namespace, run) in left.lines().filter_map(|line| line.split_once(' ')) {
+            let patch = r#"--patch={"metadata":{"finalizers":null}}"#;
+            self.kubectl(&["-n", namespace, "patch", "pipelinerun", run, "--type=merge", patch]);
+        }
+        let dev = root().join("kustomize/overlays/dev");
+        let gone = ["delete", "--ignore-not-found", "--timeout=180s"];
+        self.kubectl(&[&gone[..], &["--kustomize", dev.to_str().unwrap()]].concat());
+        self.kubectl(&[&gone[..], &["namespace", "team-a", "team-b"]].concat());
     }
 
     /// What kubectl prints, or why it failed.

@@ -86,7 +86,15 @@ impl Previous {
         // What is not committed yet comes after HEAD.
         let before = if git(&["diff", "--quiet", "HEAD"]).is_ok() { "HEAD~1" } else { "HEAD" };
         let parse = |commit: &str| git(&["rev-parse", "--verify", commit]);
-        let commit = parse(before).or_else(|_| parse("HEAD")).unwrap();
+        let commit = parse(before).or_else(|_| {
+            let shallow = git(&["rev-parse", "--is-shallow-repository"]).unwrap();
+            assert_ne!(
+                shallow, "true",
+                "the commit before is not in this shallow clone: git fetch --unshallow"
+            );
+            parse("HEAD")
+        });
+        let commit = commit.unwrap();
         let folder = target_folder().join(TAG);
         let source = folder.join(&commit);
         if !source.exists() {

@@ -8,6 +8,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testbed::{ARGOCD, KUSTOMIZE};
 use tests::generated::root;
+use tests::program::mortal;
 use tests::valkey::{Flavor, TestServer, free_port};
 use tokio::process::Command;
 
@@ -51,7 +52,7 @@ pub async fn start(lab: &Lab) -> Engine {
     let (repositories, listen) = (free_port().to_string(), || format!("127.0.0.1:{}", free_port()));
     let repository_server = format!("127.0.0.1:{repositories}");
     let start = |name: &str, words: &[&str]| {
-        let mut command = Command::new(&program);
+        let mut command = Command::from(mortal(&program));
         command.env_clear().envs(environment(folder.path())).env("ARGOCD_BINARY_NAME", name).args(words);
         lab.start(name, &mut command)
     };

@@ -5,6 +5,7 @@ use std::path::Path;
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testbed::{KUSTOMIZE_CONTROLLER, Module, SOURCE_CONTROLLER};
+use tests::program::mortal;
 use tests::valkey::free_port;
 use tokio::process::Command;
 
@@ -24,7 +25,7 @@ pub async fn start(lab: &Lab) -> Engine {
         let program = module.program(lab.testbed.paths()).unwrap();
         let own = folder.path().join(module.name);
         std::fs::create_dir(&own).unwrap();
-        let mut command = Command::new(&program);
+        let mut command = Command::from(mortal(&program));
         command.env_clear().envs(environment(lab, &own)).args(words);
         command.args([
             "--events-addr=",

@@ -75,6 +75,11 @@ impl Repository {
         self.write(file, &text.replace(from, to));
     }
 
+    /// Moves a folder.
+    pub fn rename(&self, from: &str, to: &str) {
+        fs::rename(self.work.join(from), self.work.join(to)).unwrap();
+    }
+
     /// Commits and pushes everything; returns the commit.
     pub fn commit(&self, message: &str) -> String {
         git(&self.work, &["add", "--all"]);

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::process::Command;
 
+use serde_json::{Value, json};
 use testbed::{KUSTOMIZE, Paths};
 use tests::generated::root;
 
@@ -17,15 +18,79 @@ fn build(folder: &str) -> String {
 
 #[test]
 #[ignore = "needs kustomize"]
-fn every_environment_of_the_sample_repository_is_valid_after_its_patches() {
-    for environment in ENVIRONMENTS {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("all.yaml");
-        std::fs::write(&file, build(&format!("examples/gitops-repo/environments/{environment}"))).unwrap();
+fn every_environment_of_the_sample_repository_is_admitted_by_the_policies_of_its_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, text).unwrap();
+        file.display().to_string()
+    };
+    let validate = |environment: &str, cluster: &str| {
+        let objects = write("objects", build(&format!("examples/gitops-repo/environments/{environment}")));
+        let policies = write("policies", build(&format!("kustomize/overlays/{cluster}")));
+        let mut words = vec!["openfilter", "validate", "-f", &objects];
+        // There it has none, and no policies at all are taken for a path that was mistyped.
+        if cluster != "dev" {
+            words.extend(["--policies", &policies]);
+        }
         let mut out = Vec::new();
-        let words = ["openfilter", "validate", "-f", file.to_str().unwrap()].map(OsString::from);
-        let code = cli::run(words, &mut out);
-        assert_eq!((code, String::from_utf8_lossy(&out).as_ref()), (0, "2 checked, nothing is wrong\n"));
+        (cli::run(words.iter().map(OsString::from), &mut out), String::from_utf8(out).unwrap())
+    };
+    for environment in ["dev", "prod"] {
+        assert_eq!(validate(environment, environment), (0, "2 checked, nothing is wrong\n".to_owned()));
+    }
+    // Staging runs what is tagged, and says what production will want to know.
+    let (code, said) = validate("staging", "staging");
+    assert!(
+        code == 0 && said.contains("warning: ") && said.contains("[policy image-digests/digest]"),
+        "{said}"
+    );
+    assert_eq!(validate("staging", "prod").0, 1, "what staging warns of, production refuses");
+}
+
+#[test]
+#[ignore = "needs kustomize"]
+fn each_team_has_a_project_and_an_account_for_its_own_namespace_only() {
+    for environment in ENVIRONMENTS {
+        let objects = |engine: &str| -> Vec<Value> {
+            serde_saphyr::from_multiple(&build(&format!("kustomize/gitops/{engine}/{environment}"))).unwrap()
+        };
+        let of = |objects: &[Value], kind: &str| -> Vec<Value> {
+            objects.iter().filter(|object| object["kind"] == kind).cloned().collect()
+        };
+        let argocd = objects("argocd");
+        let set = &of(&argocd, "ApplicationSet")[0]["spec"];
+        assert_eq!(set["template"]["spec"]["project"], "{{.team}}");
+        assert_eq!(set["template"]["spec"]["destination"]["namespace"], "{{.team}}");
+        for team in set["generators"][0]["list"]["elements"].as_array().unwrap() {
+            let projects = of(&argocd, "AppProject");
+            let project =
+                projects.iter().find(|project| project["metadata"]["name"] == team["team"]).unwrap();
+            assert_eq!(project["spec"]["destinations"].as_array().unwrap().len(), 1);
+            assert_eq!(project["spec"]["destinations"][0]["namespace"], team["team"]);
+            assert_eq!(project["spec"]["sourceRepos"], json!([team["repository"]]));
+            assert_eq!(project["spec"]["clusterResourceWhitelist"], json!([]));
+            let kinds = project["spec"]["namespaceResourceWhitelist"].to_string();
+            assert!(!kinds.contains('*') && !kinds.contains("Grant"), "{kinds}");
+        }
+        let flux = objects("flux");
+        let applied = of(&flux, "Kustomization");
+        let teams: Vec<&Value> =
+            applied.iter().filter(|applied| applied["metadata"]["name"] != "openfilter").collect();
+        assert!(!teams.is_empty());
+        for team in teams {
+            let account = &team["spec"]["serviceAccountName"];
+            let bound: Vec<Value> = of(&flux, "RoleBinding")
+                .into_iter()
+                .filter(|binding| binding["subjects"][0]["name"] == *account)
+                .map(|binding| json!([binding["metadata"]["namespace"], binding["roleRef"]["name"]]))
+                .collect();
+            assert_eq!(bound, [json!([team["metadata"]["name"], "edit"])], "{team}");
+        }
+        for engine in [&argocd, &flux] {
+            let namespaces = of(engine, "Namespace");
+            assert!(namespaces.iter().any(|namespace| namespace["metadata"]["name"] == "cameras"));
+        }
     }
 }
 

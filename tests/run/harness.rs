@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use testbed::images::{Set, reference};
 use testbed::services::{S3_IP_URL, Services, VALKEY_IP};
 use testbed::{Doing, Namespace, Testbed};
+use tests::program::mortal;
 use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::task::JoinHandle;
@@ -121,9 +122,7 @@ impl Lab {
         let log = folder.join(format!("operator-{}.log", self.namespace.name));
         let log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
         self.log_at_start = log.metadata().unwrap().len() as usize;
-        // setpriv ends the operator when the test process dies, however it dies.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_operator")]);
+        let mut command = Command::from(mortal(env!("CARGO_BIN_EXE_operator")));
         command.env_clear().envs(&self.settings).stdin(Stdio::null()).kill_on_drop(true);
         command.stdout(log.try_clone().unwrap()).stderr(log);
         self.operators.push(command.spawn().unwrap());

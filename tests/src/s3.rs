@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use storage::{Bucket, Keys};
@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use testbed::images::{RECIPES, Source};
 use testbed::{Paths, S3};
 
+use crate::program::mortal;
 use crate::valkey::free_port;
 
 /// The keys of every test server.
@@ -108,9 +109,7 @@ async fn serve(folder: &Path, arguments: &[&str]) -> (Child, u16) {
     let Source::Go(module) = recipe.source else { panic!("the S3 server is a Go program") };
     let program = module.program(&Paths::find().unwrap()).unwrap();
     let port = free_port();
-    // setpriv ends the server when the test process dies, however it dies.
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL"]).arg(program);
+    let mut command = mortal(program);
     command.args(["--port", &format!("127.0.0.1:{port}"), "--quiet", "--keep-alive"]).args(arguments);
     command.arg("posix").arg(folder.join("data"));
     command.env("ROOT_ACCESS_KEY", ACCESS_KEY).env("ROOT_SECRET_KEY", SECRET_KEY);

@@ -12,6 +12,8 @@ use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
 
+use crate::program::mortal;
+
 /// How long an answer may take. The library's own limits of a second and less are too short for a machine that compiles at
 /// the same time.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -145,9 +147,7 @@ impl TestServer {
     /// Ends the process, if it runs, and starts it again on the same port and folder.
     pub async fn restart(&mut self) {
         self.kill();
-        // setpriv ends the server when the test process dies, however it dies.
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", self.flavor.binary()]);
+        let mut command = mortal(self.flavor.binary());
         for (name, value) in self.settings() {
             command.arg(format!("--{name}")).arg(value);
         }

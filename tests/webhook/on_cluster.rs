@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use testbed::{Namespace, Testbed};
 use tests::examples::{run, with};
-use tests::program::program;
+use tests::program::{mortal, program};
 
 const HOST: &str = "10.87.0.1";
 pub const WAIT: Duration = Duration::from_secs(300);
@@ -59,7 +59,7 @@ impl Cluster {
         let free = || TcpListener::bind((HOST, 0)).unwrap().local_addr().unwrap().port();
         let (port, health) = (free(), free());
         let log = self.testbed.paths().logs().join(format!("webhook-{port}.log"));
-        let process = Command::new(program("webhook"))
+        let process = mortal(program("webhook"))
             .env("KUBECONFIG", self.testbed.paths().kubeconfig())
             .args(["--listen", &format!("{HOST}:{port}"), "--health-listen", &format!("{HOST}:{health}")])
             .args(["--namespace", &self.namespace.name, "--configuration", &self.configuration])

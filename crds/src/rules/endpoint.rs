@@ -38,14 +38,31 @@ impl EndpointPolicy<'_> {
 const INTERNAL_HOSTS: [&str; 5] =
     ["localhost", "metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"];
 
-/// Metadata services of clouds outside the link-local ranges: Alibaba, Azure's host agent, Oracle.
-const METADATA_V4: [Ipv4Addr; 3] =
-    [Ipv4Addr::new(100, 100, 100, 200), Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(192, 0, 0, 192)];
+/// Metadata services of clouds. The network policies of the deployment know the same.
+pub const METADATA: [IpNet; 8] = [
+    // Most clouds; containers and pods of AWS.
+    v4(Ipv4Addr::new(169, 254, 169, 254)),
+    v4(Ipv4Addr::new(169, 254, 170, 2)),
+    v4(Ipv4Addr::new(169, 254, 170, 23)),
+    // Alibaba, Azure's host agent, Oracle.
+    v4(Ipv4Addr::new(100, 100, 100, 200)),
+    v4(Ipv4Addr::new(168, 63, 129, 16)),
+    v4(Ipv4Addr::new(192, 0, 0, 192)),
+    // AWS has all of this network for it, Google one address.
+    v6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32),
+    v6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
+];
 
-/// The same over IPv6: AWS has all of fd00:ec2::/32 for it, Google one address.
-fn is_metadata_v6(address: Ipv6Addr) -> bool {
-    let segments = address.segments();
-    segments[..2] == [0xfd00, 0xec2] || segments == [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254]
+const fn v4(address: Ipv4Addr) -> IpNet {
+    IpNet::new_assert(IpAddr::V4(address), 32)
+}
+
+const fn v6(address: Ipv6Addr, prefix: u8) -> IpNet {
+    IpNet::new_assert(IpAddr::V6(address), prefix)
+}
+
+fn is_metadata(address: IpAddr) -> bool {
+    METADATA.iter().any(|network| network.contains(&address))
 }
 
 /// The IPv4 address that a translator (NAT64, 64:ff9b::/96) would send to.
@@ -60,12 +77,12 @@ fn is_internal(address: IpAddr) -> bool {
         // The whole of 0.0.0.0/8 means "this host" to some systems.
         IpAddr::V4(v4) => {
             let local = v4.is_link_local() || v4.is_loopback() || v4.octets()[0] == 0;
-            local || v4.is_multicast() || METADATA_V4.contains(&v4)
+            local || v4.is_multicast() || is_metadata(address)
         }
         IpAddr::V6(v6) => {
             let local = v6.is_unicast_link_local() || v6.is_loopback() || v6.is_unspecified();
             let inner = translated(v6).is_some_and(|v4| is_internal(v4.into()));
-            local || inner || v6.is_multicast() || is_metadata_v6(v6)
+            local || inner || v6.is_multicast() || is_metadata(address)
         }
     }
 }

@@ -22,7 +22,7 @@ mod suggest;
 mod time;
 mod violation;
 
-pub use endpoint::EndpointPolicy;
+pub use endpoint::{EndpointPolicy, METADATA};
 pub use pipeline_run::FailureLimit;
 pub use rule::Rule;
 pub(crate) use schema::field_names;

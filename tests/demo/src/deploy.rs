@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{Result, cluster::Cluster, kubectl::Kubectl, step};
 
@@ -29,17 +29,25 @@ pub fn deploy(cluster: &Cluster) -> Result<()> {
         println!("OpenFilter Pipelines is installed here already: it is used as it is.");
         return Ok(());
     }
-    // Forced, because the demo's word about its own deployment is the last one, whoever changed it by hand.
-    let apply = ["apply", "--server-side", "--force-conflicts"];
-    let show = |words: &[&str]| shorten(kubectl, &[&apply[..], words].concat());
     if cluster.is_foreign() {
         let rendered = cluster.adapt(&kubectl.ask(&["kustomize", OVERLAY])?);
-        show(&["-f", &cluster.write_copy("openfilter.yaml", &rendered)?])?;
+        apply(kubectl, &["-f", &cluster.write_copy("openfilter.yaml", &rendered)?])?;
     } else {
-        show(&["-k", OVERLAY])?;
+        apply(kubectl, &["-k", OVERLAY])?;
     }
-    kubectl.ask(&["label", "--overwrite", "namespace", NAMESPACE, &format!("{MARK}=true")])?;
     wait(kubectl)
+}
+
+/// Applies the deployment. The mark comes first, so that a demo that was killed in the middle is known for what it is; its field
+/// is another manager's, so that the deployment does not take it away.
+fn apply(kubectl: &Kubectl, what: &[&str]) -> Result<()> {
+    // Forced, because the demo's word about its own deployment is the last one, whoever changed it by hand.
+    let apply = ["apply", "--server-side", "--force-conflicts"];
+    let marked = json!({"apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": NAMESPACE, "labels": {MARK: "true"}}});
+    let mark = ["--field-manager=openfilter-demo", "-f", "-"];
+    kubectl.ask_with(&marked.to_string(), &[&apply[..], &mark].concat())?;
+    shorten(kubectl, &[&apply[..], what].concat())
 }
 
 /// Prints how many objects were applied, not each of them.
@@ -144,14 +152,84 @@ pub fn remove(kubectl: &Kubectl) -> Result<()> {
         println!("OpenFilter Pipelines was not deployed by the demo, and stays.");
         return Ok(());
     }
+    let others = runs_of_others(kubectl)?;
+    if !others.is_empty() {
+        return Err(format!(
+            "OpenFilter Pipelines stays, because with it these runs would go: {}. Delete them first, and then try again",
+            others.join(", ")
+        )
+        .into());
+    }
     kubectl.show(&["delete", "-k", OVERLAY, "--ignore-not-found"])?;
     Ok(())
 }
 
+/// Runs that are not the demo's, which is gone by then.
+fn runs_of_others(kubectl: &Kubectl) -> Result<Vec<String>> {
+    let served = kubectl.ask(&[
+        "get",
+        "crd",
+        "pipelineruns.filter.plainsight.ai",
+        "--ignore-not-found",
+        "-o",
+        "name",
+    ])?;
+    if served.is_empty() {
+        return Ok(Vec::new());
+    }
+    let names = r#"jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name}{"\n"}{end}"#;
+    let runs = kubectl.ask(&["get", "pipelineruns", "--all-namespaces", "-o", names])?;
+    Ok(runs.lines().map(str::to_owned).collect())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::{fs, process::Command};
+
+    use tempfile::TempDir;
+
     use super::*;
-    use serde_json::json;
+
+    /// A kubectl that answers by these cases of a shell script, in a folder where it notes how it was called.
+    fn fake(cases: &str) -> (Kubectl, TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let script = format!("#!/bin/sh\necho \"$*\" >>calls\ncase \"$*\" in\n{cases}\n*) ;;\nesac\n");
+        // By another process: a file that this one has open for writing cannot be executed.
+        let mut write = Command::new("sh");
+        write
+            .args(["-c", "printf %s \"$0\" >kubectl && chmod +x kubectl", &script])
+            .current_dir(folder.path());
+        assert!(write.status().unwrap().success());
+        (Kubectl::fake(folder.path().join("kubectl"), folder.path()), folder)
+    }
+
+    fn calls(folder: &TempDir) -> Vec<String> {
+        fs::read_to_string(folder.path().join("calls")).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_demo_that_is_killed_while_it_deploys_has_left_its_mark() {
+        let (kubectl, folder) = fake("*-k*) exit 1 ;;");
+        apply(&kubectl, &["-k", OVERLAY]).unwrap_err();
+        let calls = calls(&folder);
+        assert!(
+            calls[0].contains("--field-manager=openfilter-demo") && calls[1].contains(OVERLAY),
+            "{calls:?}"
+        );
+    }
+
+    #[test]
+    fn a_deployment_that_others_use_stays() {
+        let (ours, runs) = ("*namespace*-l*) echo namespace/openfilter-system ;;", "*get*crd*) echo crd ;;");
+        let (kubectl, folder) = fake(&format!("{ours}\n{runs}\n*get*pipelineruns*) echo team-a/monday ;;"));
+        let refused = remove(&kubectl).unwrap_err().to_string();
+        assert!(refused.contains("team-a/monday"), "{refused}");
+        let deleted = |folder: &TempDir| calls(folder).iter().any(|call| call.starts_with("delete -k"));
+        assert!(!deleted(&folder));
+        let (kubectl, folder) = fake(&format!("{ours}\n{runs}"));
+        remove(&kubectl).unwrap();
+        assert!(deleted(&folder));
+    }
 
     #[test]
     fn pods_that_are_not_ready_say_why() {

@@ -33,6 +33,12 @@ impl Kubectl {
         }
     }
 
+    /// Another program, in another folder.
+    #[cfg(test)]
+    pub fn fake(program: PathBuf, root: &Path) -> Self {
+        Self { program, kubeconfig: None, root: root.to_owned() }
+    }
+
     /// Prints a command, runs it, and prints what it prints.
     pub fn show(&self, words: &[&str]) -> Result<String> {
         self.show_with("", words)
@@ -62,7 +68,12 @@ impl Kubectl {
 
     /// Runs a command without a word; returns what it prints.
     pub fn ask(&self, words: &[&str]) -> Result<String> {
-        let output = self.run("", words)?;
+        self.ask_with("", words)
+    }
+
+    /// As [`Self::ask`], with something to read.
+    pub fn ask_with(&self, input: &str, words: &[&str]) -> Result<String> {
+        let output = self.run(input, words)?;
         succeeded(words, &output)?;
         Ok(text(&output.stdout))
     }

@@ -1,10 +1,13 @@
 //! README.md as a new user follows it: the project is cloned into an empty folder, and every command in it is typed there.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use tempfile::TempDir;
-use testbed::{Paths, checkout};
+use testbed::{Found, Paths, Whose, checkout};
 
 /// What is done with a command of README.md.
 enum Here {
@@ -23,12 +26,18 @@ use Here::{Fails, Not, Prints, Watches};
 const COMMANDS: &[(&str, Here)] = &[
     ("make demo", Prints("36 files below s3://openfilter-demo/results/")),
     ("make test", Not("this is a part of it")),
-    ("kubectl apply --server-side -k kustomize/overlays/dev", Prints("serverside-applied")),
+    ("kubectl create namespace openfilter-system", Not("the demo has made it")),
+    ("kubectl create secret generic openfilter-valkey", Not("the demo has made it")),
+    (
+        "kubectl apply --server-side -k examples/install",
+        Not("nobody pulls from there; tests/deploy tries it"),
+    ),
     ("kubectl apply --server-side -k kustomize/gitops/argocd/dev", Not("tests/gitops does, with an Argo CD")),
     ("kubectl apply --server-side -k kustomize/gitops/flux/dev", Not("tests/gitops does, with a Flux")),
     ("openfilter validate -f examples/demo", Fails("3 checked, 2 mistakes")),
     ("kubectl apply -f policies/max-parallelism/policy.yaml", Prints("max-parallelism created")),
     ("sed 's/parallelism: 6/parallelism: 500/'", Fails("[policy max-parallelism/parallelism]")),
+    ("kubectl create -f examples/demo/run.yaml", Prints("created")),
     ("kubectl get plr -n openfilter-demo -w", Watches("thumbnails   Succeeded   37/37      36          1")),
     ("kubectl wait -n openfilter-demo plr/", Prints("condition met")),
     ("kubectl get events -n openfilter-demo", Prints("36 of 37 files succeeded, 1 failed")),
@@ -79,17 +88,25 @@ struct Printed {
 
 /// A person's shell in the clone, with `openfilter` installed.
 struct Shell {
-    folder: TempDir,
+    /// The clone. What belongs to it is beside it.
+    clone: PathBuf,
     /// What the demo says is to be typed before one looks around.
     exports: String,
 }
 
 impl Shell {
     fn clone() -> Self {
-        // On the disk of the other builds, of which it takes what is compiled.
-        let folder = tempfile::tempdir_in(testbed::cache()).unwrap();
-        let clone = folder.path().join("openfilter-pipelines").display().to_string();
         let paths = Paths::find().unwrap();
+        let shell = Self { clone: paths.readme_clone(), exports: String::new() };
+        // A test that was killed has left it, and perhaps a cluster.
+        take_down(&shell.clone);
+        if shell.folder().exists() {
+            fs::remove_dir_all(shell.folder()).unwrap();
+        }
+        fs::create_dir_all(shell.folder()).unwrap();
+        // So that it goes when this checkout has gone.
+        fs::write(shell.folder().join("checkout"), paths.root.display().to_string()).unwrap();
+        let clone = shell.clone.display().to_string();
         let git = |words: &[&str]| {
             let output = checkout::git(&paths).unwrap().args(words).output().unwrap();
             assert!(output.status.success(), "git {words:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -99,7 +116,6 @@ impl Shell {
         let changes = format!("{clone}.diff");
         git(&["diff", "--binary", &format!("--output={changes}"), "HEAD"]);
         git(&["-C", &clone, "apply", "--allow-empty", &changes]);
-        let shell = Self { folder, exports: String::new() };
         // `cargo install` would compile everything once more, for release.
         let install = "make room && cargo build --quiet --workspace --locked --bin openfilter --test demo";
         assert!(shell.type_in(install).worked);
@@ -108,11 +124,10 @@ impl Shell {
 
     fn type_in(&self, line: &str) -> Printed {
         println!("$ {line}");
-        let clone = self.folder.path().join("openfilter-pipelines");
-        let target = self.folder.path().join("target");
+        let target = self.folder().join("target");
         let path = format!("{}:{}", target.join("debug").display(), std::env::var("PATH").unwrap());
         let mut bash = Command::new("bash");
-        bash.args(["-c", &format!("exec 2>&1; {}{line}", self.exports)]).current_dir(&clone);
+        bash.args(["-c", &format!("exec 2>&1; {}{line}", self.exports)]).current_dir(&self.clone);
         // As if nobody had started us.
         bash.env_remove("MAKEFLAGS")
             .env_remove("MAKELEVEL")
@@ -123,12 +138,26 @@ impl Shell {
         println!("{printed}");
         Printed { worked: output.status.success(), text: printed }
     }
+
+    /// On the disk of the other builds, of which it takes what is compiled.
+    fn folder(&self) -> &Path {
+        self.clone.parent().unwrap()
+    }
+}
+
+/// Takes down the cluster of a checkout, if it is the one that is there.
+fn take_down(root: &Path) {
+    let (Found::Up(record) | Found::Stale(Some(record))) = testbed::find() else { return };
+    if record.root == root {
+        testbed::down(&Paths { root: record.root }, Whose::Ours).unwrap();
+    }
 }
 
 impl Drop for Shell {
     fn drop(&mut self) {
         // Not `make cluster-down`, which would take down whatever cluster is up.
         self.type_in("make demo DOWN=1");
+        let _ = fs::remove_dir_all(self.folder());
     }
 }
 
@@ -136,7 +165,7 @@ impl Drop for Shell {
 #[ignore = "builds a clone and starts its cluster"]
 fn every_command_of_the_readme_works_in_a_clone() {
     let mut shell = Shell::clone();
-    let readme = fs::read_to_string(shell.folder.path().join("openfilter-pipelines/README.md")).unwrap();
+    let readme = fs::read_to_string(shell.clone.join("README.md")).unwrap();
     let mut table = COMMANDS.iter();
     let (mut demo, mut name) = (String::new(), String::new());
     for block in blocks(&readme) {
@@ -169,6 +198,7 @@ fn every_command_of_the_readme_works_in_a_clone() {
                     let exports = demo.lines().filter(|line| line.starts_with("export "));
                     shell.exports = exports.map(|line| format!("{line}; ")).collect();
                 }
+                "kubectl create -f examples/demo/run.yaml" => name = run_name(&printed.text).unwrap(),
                 "kubectl apply -f policies/max-parallelism/policy.yaml" => {
                     // Every replica hears of it a moment later, which is less than a person needs to type a line.
                     assert!(shell.type_in(UNTIL_REFUSED).worked);

@@ -66,7 +66,7 @@ impl Up {
 /// Whose cluster `down` may take down while it runs. One that crashed is anybody's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
-    /// This checkout's.
+    /// This checkout's, that of its clone for the test of README.md, or one whose checkout is gone.
     Ours,
     /// The one that is there.
     Anyone,
@@ -112,6 +112,9 @@ async fn up_locked(paths: &Paths, nodes: u8, kwok: u32) -> Result<Up> {
     let found = state::find();
     match &found {
         Found::Up(record) if record.root == paths.root => return Ok(Up::Already(record.clone())),
+        Found::Up(record) if is_gone(record) => {
+            println!("removing the cluster of {}, which is gone ...", record.root.display())
+        }
         Found::Up(record) => return Err(another(record)),
         Found::Stale(_) => println!("removing what an unfinished or crashed cluster left ..."),
         Found::Nothing => {}
@@ -158,6 +161,15 @@ async fn up_locked(paths: &Paths, nodes: u8, kwok: u32) -> Result<Up> {
     }
     wait(paths, nodes, kwok).await?;
     Ok(Up::Started(record.finish()?))
+}
+
+/// Whether nobody is left who could want it.
+fn is_gone(record: &Record) -> bool {
+    !record.root.join("Makefile").exists()
+}
+
+fn is_ours(paths: &Paths, record: &Record) -> bool {
+    record.root == paths.root || record.root == paths.readme_clone() || is_gone(record)
 }
 
 fn another(record: &Record) -> Error {
@@ -315,8 +327,8 @@ pub fn down(paths: &Paths, whose: Whose) -> Result<Option<Record>> {
     let _lock = state::lock()?;
     let found = state::find();
     if let Found::Up(record) = &found
-        && record.root != paths.root
         && whose == Whose::Ours
+        && !is_ours(paths, record)
     {
         return Err(another(record));
     }
@@ -381,4 +393,18 @@ pub fn leftovers(paths: &Paths) -> Result<Vec<String>> {
         left.extend(path.exists().then(|| format!("state {}", path.display())));
     }
     Ok(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_ours_if_it_is_of_this_checkout_its_clone_or_nobody() {
+        let (here, elsewhere) = (Paths::find().unwrap(), Paths { root: "/somewhere/else".into() });
+        assert!(is_ours(&here, &Record::of(&here.root)));
+        assert!(is_ours(&here, &Record::of(&here.readme_clone())));
+        assert!(!is_ours(&elsewhere, &Record::of(&here.root)));
+        assert!(is_ours(&here, &Record::of(&elsewhere.root)) && is_gone(&Record::of(&elsewhere.root)));
+    }
 }

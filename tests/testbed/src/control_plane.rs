@@ -47,7 +47,7 @@ pub(crate) fn credentials(paths: &Paths, authority: &Authority) -> Result<()> {
     authority.kubeconfig("controller-manager", "system:kube-controller-manager", None)?;
     authority.kubeconfig("scheduler", "system:kube-scheduler", None)?;
     let admin = authority.kubeconfig("admin", "admin", Some("system:masters"))?;
-    paths::write(paths.kubeconfig(), paths::read(admin)?)
+    paths::write_private(paths.kubeconfig(), paths::read(admin)?)
 }
 
 /// Starts the control plane; it serves a few seconds later.
@@ -152,4 +152,30 @@ fn kubeconfig(pki: &Path, user: &str) -> String {
 pub(crate) fn program(paths: &Paths, name: &str, flags: impl IntoIterator<Item = String>) -> Program {
     let words = [paths.bin(name).display().to_string()].into_iter().chain(flags).collect();
     Program { name: name.to_owned(), part: PART.to_owned(), netns: None, words }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn nobody_else_reads_a_key_or_a_kubeconfig() {
+        let root = std::env::temp_dir().join(format!("testbed-credentials-{}", std::process::id()));
+        let paths = Paths { root: root.clone() };
+        credentials(&paths, &Authority::create(&paths).unwrap()).unwrap();
+        let secret = |path: &Path| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            name.ends_with(".key") || name.ends_with("kubeconfig")
+        };
+        let made = fs::read_dir(paths.pki()).unwrap().map(|entry| entry.unwrap().path());
+        let secrets: Vec<_> = made.filter(|path| secret(path)).chain([paths.kubeconfig()]).collect();
+        assert!(secrets.len() > 5, "{secrets:?}");
+        for path in secrets {
+            let mode = fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", path.display());
+        }
+        fs::remove_dir_all(root).unwrap();
+    }
 }

@@ -198,16 +198,6 @@ impl Recipe {
             Source::Go(_) | Source::Machine(_) => Content::Copy(program.to_owned()),
         };
         image.add_program(program, content, self.program);
-        let text = |text: &str| Content::Text(text.to_owned());
-        image.files.insert("/tmp".into(), Content::Folder(0o1777));
-        let users = "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n";
-        image.files.insert("/etc/passwd".into(), text(users));
-        image.files.insert("/etc/group".into(), text("root:x:0:\nnonroot:x:65532:\n"));
-        image.files.insert("/etc/nsswitch.conf".into(), text("hosts: files dns\n"));
-        if self.certificates {
-            let bundle = "/etc/ssl/certs/ca-certificates.crt";
-            image.files.insert(bundle.into(), Content::Copy(bundle.into()));
-        }
         if self.name == "busybox" {
             let listed = command::run(
                 "list the tools of busybox",
@@ -220,13 +210,30 @@ impl Recipe {
         Ok(image)
     }
 
-    /// What the image declares, without its files.
+    /// What is in the image beside its program and what that is linked to.
+    fn surroundings(&self) -> BTreeMap<PathBuf, Content> {
+        let text = |text: &str| Content::Text(text.to_owned());
+        let users = "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n";
+        let mut files = BTreeMap::from([
+            ("/tmp".into(), Content::Folder(0o1777)),
+            ("/etc/passwd".into(), text(users)),
+            ("/etc/group".into(), text("root:x:0:\nnonroot:x:65532:\n")),
+            ("/etc/nsswitch.conf".into(), text("hosts: files dns\n")),
+        ]);
+        if self.certificates {
+            let bundle = "/etc/ssl/certs/ca-certificates.crt";
+            files.insert(bundle.into(), Content::Copy(bundle.into()));
+        }
+        files
+    }
+
+    /// What the image declares, without its program.
     pub fn declaration(&self) -> Image {
         let label = |name: &str, value: &str| (format!("org.opencontainers.image.{name}"), value.to_owned());
         let entrypoint = [self.program].iter().chain(self.arguments).map(|word| (*word).to_owned()).collect();
         Image {
             name: reference(self.name),
-            files: BTreeMap::new(),
+            files: self.surroundings(),
             // A toolbox has no program of its own: its pods say what they run.
             entrypoint: if self.name == "busybox" { Vec::new() } else { entrypoint },
             user: NONROOT.to_owned(),

@@ -8,6 +8,7 @@ pub mod checkout;
 mod cluster;
 mod command;
 mod control_plane;
+mod definitions;
 mod error;
 mod eventually;
 mod faults;
@@ -29,6 +30,7 @@ mod suite;
 mod traces;
 
 pub use cluster::{Up, Whose, client, cut_power, down, leftovers, up};
+pub use definitions::definitions;
 pub use error::{Doing, Error, Result};
 pub use eventually::eventually;
 pub use faults::{Fault, FaultyS3, Rule};

@@ -9,7 +9,10 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use crate::error::{Doing, Result};
+use crate::{
+    error::{Doing, Result},
+    image::sha256,
+};
 
 /// One cluster per machine: sockets, records and namespaces have fixed names under this folder.
 /// Short, because the path of a Unix socket has 108 bytes at most.
@@ -76,6 +79,13 @@ impl Paths {
     /// The image archives that `testbed images` made.
     pub fn images(&self) -> PathBuf {
         self.state().join("images")
+    }
+
+    /// Where the test of README.md clones this checkout to: always the same place, so that the next test finds what a
+    /// killed one has left.
+    pub fn readme_clone(&self) -> PathBuf {
+        let key = &sha256(self.root.as_os_str().as_encoded_bytes())[..12];
+        cache().join(format!("readme-{key}/openfilter-pipelines"))
     }
 
     /// A file of this crate.

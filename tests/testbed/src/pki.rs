@@ -106,7 +106,7 @@ impl Authority {
                 "client-certificate": pki.join(format!("{file}.crt")), "client-key": pki.join(format!("{file}.key"))}}],
         });
         let path = pki.join(format!("{file}.kubeconfig"));
-        paths::write(&path, format!("{config:#}\n"))?;
+        paths::write_private(&path, format!("{config:#}\n"))?;
         Ok(path)
     }
 

@@ -69,6 +69,13 @@ impl Record {
         Ok(record)
     }
 
+    /// A record of nothing but whose cluster it is.
+    #[cfg(test)]
+    pub(crate) fn of(root: &Path) -> Self {
+        let (root, boot, kernel) = (root.to_owned(), String::new(), BTreeMap::new());
+        Self { root, boot, nodes: 1, kwok: 0, ready: true, kernel, controllers: Vec::new() }
+    }
+
     /// Says that the start was finished.
     pub fn finish(mut self) -> Result<Self> {
         self.ready = true;

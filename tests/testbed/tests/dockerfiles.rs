@@ -1,11 +1,11 @@
-//! The images that `make images` builds and the Dockerfiles for users with Docker declare the same.
+//! The images that `make images` builds and the Dockerfiles for users with Docker hold and declare the same.
 #![expect(clippy::unwrap_used, reason = "a Dockerfile that cannot be read is a failed test")]
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use testbed::{
     Paths,
-    image::Image,
+    image::{Content, Image},
     images::{RECIPES, Recipe, Set, Source},
 };
 
@@ -16,6 +16,35 @@ struct Declared {
     entrypoint: Vec<String>,
     env: Vec<String>,
     labels: BTreeMap<String, String>,
+    /// What is in it beside the program, and where that comes from.
+    files: BTreeMap<PathBuf, String>,
+}
+
+/// A file of the table, as a stage of a Dockerfile has it.
+fn described(content: &Content) -> String {
+    match content {
+        Content::Copy(path) => path.display().to_string(),
+        Content::Text(text) => text.clone(),
+        Content::Folder(mode) => format!("a folder, {mode:o}"),
+        Content::Program(_) | Content::Link(_) => "what no Dockerfile has".to_owned(),
+    }
+}
+
+/// What the script of the stage `build` puts into every image: what it prints into files, and folders of a mode.
+fn in_every_image(text: &str) -> BTreeMap<PathBuf, String> {
+    let mut files = BTreeMap::new();
+    let steps = text.replace("\\\n", "");
+    for step in steps.split("&&").filter_map(|step| step.split(" || ").next()).map(str::trim) {
+        if let Some((printed, path)) =
+            step.strip_prefix("printf '").and_then(|rest| rest.split_once("' >$root"))
+        {
+            files.insert(PathBuf::from(path), printed.replace("\\n", "\n"));
+        }
+        if let Some((mode, path)) = step.strip_prefix("chmod ").and_then(|rest| rest.split_once(" $root")) {
+            files.insert(PathBuf::from(path), format!("a folder, {mode}"));
+        }
+    }
+    files
 }
 
 /// Every named stage of a Dockerfile; continued lines are of no interest here.
@@ -29,6 +58,14 @@ fn stages(text: &str) -> BTreeMap<String, Declared> {
             "FROM" => current = rest.split(" AS ").nth(1).unwrap_or_default().to_owned(),
             "USER" => stage.user = rest.to_owned(),
             "ENTRYPOINT" => stage.entrypoint = serde_json::from_str(rest).unwrap(),
+            // The program with what is in every image goes to the root, and other files to where they were.
+            "COPY" if rest.starts_with("--from=build ") && rest.ends_with(" /") => {
+                stage.files.extend(in_every_image(text));
+            }
+            "COPY" if rest.starts_with("--from=build ") => {
+                let (from, to) = rest.trim_start_matches("--from=build ").split_once(' ').unwrap();
+                stage.files.insert(PathBuf::from(to), from.to_owned());
+            }
             "ENV" => stage.env.push(rest.to_owned()),
             "LABEL" => {
                 let (name, value) = rest.split_once('=').unwrap();
@@ -41,7 +78,7 @@ fn stages(text: &str) -> BTreeMap<String, Declared> {
 }
 
 #[test]
-fn dockerfiles_declare_what_the_table_declares() {
+fn dockerfiles_hold_and_declare_what_the_table_does() {
     let root = Paths::find().unwrap().root;
     let files: [(&str, &[Set]); 2] =
         [("Dockerfile", &[Set::Worker, Set::Product]), ("tests/filters/Dockerfile", &[Set::Filters])];
@@ -51,8 +88,9 @@ fn dockerfiles_declare_what_the_table_declares() {
             .iter()
             .filter(built)
             .map(|recipe| {
-                let Image { user, entrypoint, env, labels, .. } = recipe.declaration();
-                (recipe.name.to_owned(), Declared { user, entrypoint, env, labels })
+                let Image { name: _, files, user, entrypoint, env, labels } = recipe.declaration();
+                let files = files.iter().map(|(path, content)| (path.clone(), described(content))).collect();
+                (recipe.name.to_owned(), Declared { user, entrypoint, env, labels, files })
             })
             .collect();
         // While the table has none, there is nothing to write a Dockerfile for; once it has one, there must be.
