@@ -202,13 +202,15 @@ impl RunQueue {
     /// Adds a page of files and moves the listing's cursor.
     pub async fn enqueue(&self, page: &Page) -> Result<Enqueued, Error> {
         let Page { after, next, files } = page;
-        let doing = Script::Enqueue.doing();
         if files.len() > BATCH_MAX {
-            return Err(Error::reply(doing, format!("a page has at most {BATCH_MAX} files")));
+            let detail = format!("it has {} files, and a page has at most {BATCH_MAX}", files.len());
+            return Err(Error::Page { detail });
         }
         // A cursor that does not move would let the same page in twice.
         if next.as_ref() == Some(after) {
-            return Err(Error::reply(doing, format!("the cursor stays at {after:?}")));
+            return Err(Error::Page {
+                detail: format!("the next page begins where this one does, at {after:?}"),
+            });
         }
         let complete = if next.is_none() { "1" } else { "0" };
         let mut arguments = vec![
