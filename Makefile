@@ -83,7 +83,7 @@ lint: room ## formatting and clippy, warnings are errors
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 .PHONY: deny
-deny: $(CARGO_DENY)/bin/cargo-deny ## licences, duplicates and sources of the dependencies
+deny: $(CARGO_DENY)/bin/cargo-deny ## licences and sources of the dependencies, and what is kept out
 	cargo fetch --locked
 	$< --offline check --hide-inclusion-graph bans licenses sources
 

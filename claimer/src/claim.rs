@@ -84,7 +84,7 @@ pub(crate) async fn claim(settings: &QueueSettings) -> Result<Claim, ClaimError>
             Error::Denied { .. } => (&mut refused_since, *denied_limit),
             Error::Closed { .. } => return Err(ClaimError::Closed { source }),
             Error::Config { .. } => return Err(ClaimError::Settings { source }),
-            Error::Lost { .. } | Error::Server { .. } | Error::Reply { .. } => {
+            Error::Lost { .. } | Error::Server { .. } | Error::Reply { .. } | Error::Page { .. } => {
                 return Err(ClaimError::Broken { source });
             }
         };

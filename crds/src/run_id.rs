@@ -34,9 +34,12 @@ pub enum RunIdError {
     /// The group is not `cg:<runId>`.
     #[error("{0:?} is not cg:<runId>")]
     Group(String),
-    /// One of the two is missing.
-    #[error("queue needs both stream and group")]
-    Incomplete,
+    /// One of the two is missing: this is the other one.
+    #[error("{0:?} stands alone, and queue needs both stream and group")]
+    Alone(String),
+    /// Both are missing.
+    #[error("queue has neither stream nor group")]
+    Neither,
     /// Stream and group hold different ids.
     #[error("stream {stream:?} and group {group:?} hold different runIds")]
     Different {
@@ -56,8 +59,10 @@ impl RunId {
 
     /// The id that a run's `spec.queue` holds.
     pub fn from_keys(keys: &QueueKeys) -> Result<Self, RunIdError> {
-        let (Some(stream), Some(group)) = (&keys.stream, &keys.group) else {
-            return Err(RunIdError::Incomplete);
+        let (stream, group) = match (&keys.stream, &keys.group) {
+            (Some(stream), Some(group)) => (stream, group),
+            (Some(key), None) | (None, Some(key)) => return Err(RunIdError::Alone(key.clone())),
+            (None, None) => return Err(RunIdError::Neither),
         };
         let in_stream: Self = stream
             .strip_prefix("pr:")
@@ -160,6 +165,8 @@ mod tests {
         assert!(matches!(RunId::from_keys(&keys("a", "cg:a")), Err(RunIdError::Stream(_))));
         assert!(matches!(RunId::from_keys(&keys("pr:a:work", "a")), Err(RunIdError::Group(_))));
         let half = QueueKeys { stream: Some("pr:a:work".into()), group: None };
-        assert_eq!(RunId::from_keys(&half), Err(RunIdError::Incomplete));
+        assert_eq!(RunId::from_keys(&half), Err(RunIdError::Alone("pr:a:work".into())));
+        let none = QueueKeys { stream: None, group: None };
+        assert_eq!(RunId::from_keys(&none), Err(RunIdError::Neither));
     }
 }

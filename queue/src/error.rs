@@ -55,6 +55,12 @@ pub enum Error {
         /// What was not understood.
         detail: String,
     },
+    /// The page of files is unfit, so that it was not sent.
+    #[error("queue a page of files: {detail}")]
+    Page {
+        /// What is wrong with it.
+        detail: String,
+    },
     /// The connection settings are unusable.
     #[error("use the Valkey settings: {detail}")]
     Config {
@@ -96,6 +102,7 @@ impl Error {
             | Self::Closed { .. }
             | Self::Server { .. }
             | Self::Reply { .. }
+            | Self::Page { .. }
             | Self::Config { .. } => false,
         }
     }

@@ -202,13 +202,15 @@ impl RunQueue {
     /// Adds a page of files and moves the listing's cursor.
     pub async fn enqueue(&self, page: &Page) -> Result<Enqueued, Error> {
         let Page { after, next, files } = page;
-        let doing = Script::Enqueue.doing();
         if files.len() > BATCH_MAX {
-            return Err(Error::reply(doing, format!("a page has at most {BATCH_MAX} files")));
+            let detail = format!("it has {} files, and a page has at most {BATCH_MAX}", files.len());
+            return Err(Error::Page { detail });
         }
         // A cursor that does not move would let the same page in twice.
         if next.as_ref() == Some(after) {
-            return Err(Error::reply(doing, format!("the cursor stays at {after:?}")));
+            return Err(Error::Page {
+                detail: format!("the next page begins where this one does, at {after:?}"),
+            });
         }
         let complete = if next.is_none() { "1" } else { "0" };
         let mut arguments = vec![
@@ -271,21 +273,9 @@ impl RunQueue {
             let page = self.pending(after.as_ref(), min_idle, self.batch).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.entry.clone());
-            let mut arguments = self.attempt_arguments(policy);
-            let first = arguments.len();
-            for pending in &page {
-                let Some(reason) = judge(pending) else { continue };
-                arguments.extend([
-                    bytes(pending.entry.as_str()),
-                    bytes(&pending.consumer),
-                    bytes(&min_idle.as_millis().to_string()),
-                    bytes(truncated(&reason)),
-                    bytes(&random::fraction()?),
-                ]);
-            }
-            if arguments.len() > first {
-                fates.extend(read_fates(self.call(Script::Reclaim, &arguments).await?)?);
-            }
+            let dead: Vec<(&Pending, String)> =
+                page.iter().filter_map(|pending| Some((pending, judge(pending)?))).collect();
+            fates.extend(self.reclaim_from(&dead, min_idle, policy).await?);
             if page.len() < self.batch {
                 break;
             }
@@ -293,7 +283,32 @@ impl RunQueue {
         Ok(Reclaimed { fates, held_by_nobody: self.recover().await? })
     }
 
-    async fn recover(&self) -> Result<u64, Error> {
+    /// Settles entries whose consumers were judged dead, each with the reason, if they are still held and idle. A part of
+    /// [`Self::reclaim`], for tests of what can happen between judging and doing.
+    pub async fn reclaim_from(
+        &self,
+        dead: &[(&Pending, String)],
+        min_idle: Duration,
+        policy: &RetryPolicy,
+    ) -> Result<Vec<Fate>, Error> {
+        if dead.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut arguments = self.attempt_arguments(policy);
+        for (pending, reason) in dead {
+            arguments.extend([
+                bytes(pending.entry.as_str()),
+                bytes(&pending.consumer),
+                bytes(&min_idle.as_millis().to_string()),
+                bytes(truncated(reason)),
+                bytes(&random::fraction()?),
+            ]);
+        }
+        read_fates(self.call(Script::Reclaim, &arguments).await?)
+    }
+
+    /// Queues again what was handed out and is held by nobody. A part of [`Self::reclaim`], too.
+    pub async fn recover(&self) -> Result<u64, Error> {
         let (mut recovered, mut start) = (0, "-".to_owned());
         loop {
             let arguments = [self.run.as_str(), &start, &self.batch.to_string()].map(bytes);

@@ -75,6 +75,26 @@ fn offline_a_reference_to_another_namespace_passes_because_grants_are_not_known(
 }
 
 #[test]
+fn keys_of_a_shared_pipeline_need_a_grant_of_their_own() {
+    let shared: Pipeline =
+        serde_json::from_value(with(pipeline(), "/metadata/namespace", json!("shared"))).unwrap();
+    let object = with(run(), "/spec/pipelineRef/namespace", json!("shared"));
+    let with_grant = |spec: Value| {
+        let grants = [serde_json::from_value(with(grant(), "/spec", spec)).unwrap()];
+        let context = Context { grants: Some(&grants), pipeline: Some(&shared), ..Context::default() };
+        check(&object, &context).unwrap()
+    };
+    let from = json!([{ "kind": "PipelineRun", "namespace": "team-a" }]);
+    let refused = with_grant(json!({ "from": from, "to": [{ "kind": "Pipeline" }] }));
+    assert_eq!(refused.len(), 1);
+    insta::assert_snapshot!(
+        refused[0],
+        @r#"spec.pipelineRef: no ReferenceGrant in namespace "shared" lets a PipelineRun of "team-a" use Secret "camera-keys"; use a Pipeline whose Secret is in your own namespace, or ask the owners of shared for a ReferenceGrant with from {kind: PipelineRun, namespace: team-a} and to {kind: Secret, name: camera-keys} [reference-grant]"#
+    );
+    assert_eq!(with_grant(json!({ "from": from, "to": [{ "kind": "Pipeline" }, { "kind": "Secret" }] })), []);
+}
+
+#[test]
 fn several_mistakes_are_reported_together() {
     let object =
         with(with(run(), "/spec/execution/paralelism", json!(5)), "/spec/execution/timeout", json!("soon"));

@@ -1,21 +1,31 @@
 //! The CRDs as an API server sees them: what the schema and its CEL rules refuse, what they default, and their shape.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use crds::definitions;
 use crds::rules::{Context, Kind, check, default};
 use crds::v1alpha1::{Pipeline, PipelineRun};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube_cel::{ValidationError, Validator};
 use serde_json::{Value, json};
 use tests::examples::{CelCase, allowed_updates, cel_cases, pipeline, refused_updates, run, with};
 
-fn schema(object: &Value) -> Value {
-    let kind = object["kind"].as_str().unwrap();
-    let crd = definitions::all().into_iter().find(|crd| crd.spec.names.kind == kind).unwrap();
-    serde_json::to_value(crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref()).unwrap()
+/// By kind. Made once, because that takes longer than judging by them.
+static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
+    let of = |crd: CustomResourceDefinition| {
+        let schema = &crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema;
+        (crd.spec.names.kind.clone(), serde_json::to_value(schema).unwrap())
+    };
+    definitions::all().into_iter().map(of).collect()
+});
+
+fn schema(object: &Value) -> &'static Value {
+    &SCHEMAS[object["kind"].as_str().unwrap()]
 }
 
 fn cel_errors(object: &Value, old: Option<&Value>) -> Vec<ValidationError> {
-    match Validator::new().validate_with_defaults(&schema(object), object, old) {
+    match Validator::new().validate_with_defaults(schema(object), object, old) {
         Ok(()) => Vec::new(),
         Err(errors) => errors.into_vec(),
     }
@@ -23,19 +33,15 @@ fn cel_errors(object: &Value, old: Option<&Value>) -> Vec<ValidationError> {
 
 #[test]
 fn every_cel_rule_compiles() {
-    fn rules(schema: &JSONSchemaProps) -> usize {
-        let own = schema.x_kubernetes_validations.as_ref().map_or(0, Vec::len);
-        own + schema.properties.iter().flat_map(|p| p.values()).map(rules).sum::<usize>()
+    fn rules(schema: &Value) -> usize {
+        let own = schema["x-kubernetes-validations"].as_array().map_or(0, Vec::len);
+        let properties = schema["properties"].as_object().into_iter().flatten().map(|(_, child)| child);
+        own + properties.chain(schema.get("items")).map(rules).sum::<usize>()
     }
-    for crd in definitions::all() {
-        let props = crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap();
-        let compiled = kube_cel::compile_schema(&serde_json::to_value(props).unwrap());
-        assert!(!compiled.has_errors(), "{}: {:?}", crd.spec.names.kind, compiled.compilation_errors());
-        assert!(
-            crd.spec.names.kind == "ReferenceGrant" || rules(props) > 0,
-            "{} lost its CEL rules",
-            crd.spec.names.kind
-        );
+    for (kind, schema) in SCHEMAS.iter() {
+        let compiled = kube_cel::compile_schema(schema);
+        assert!(!compiled.has_errors(), "{kind}: {:?}", compiled.compilation_errors());
+        assert!(rules(schema) > 0, "{kind} lost its CEL rules");
     }
 }
 
@@ -133,11 +139,77 @@ fn schemas_are_structural_and_bounded_where_rules_look() {
             }
         }
     }
-    for crd in definitions::all() {
-        let kind = &crd.spec.names.kind;
-        let schema =
-            serde_json::to_value(&crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema).unwrap();
+    for (kind, schema) in SCHEMAS.iter() {
         visit(kind, &schema["properties"]["spec"]);
-        assert!(crd.spec.names.categories.as_ref().unwrap().contains(&"openfilter".to_owned()));
     }
+}
+
+/// Name and path of each; a plus is what only `-o wide` shows.
+type Columns = &'static [(&'static str, &'static str)];
+
+#[test]
+fn short_names_categories_and_columns_are_those_that_people_know() {
+    const READY: &str = ".status.conditions[?(@.type=='Ready')].status";
+    const AGE: &str = ".metadata.creationTimestamp";
+    let pipeline: Columns = &[
+        ("Bucket", ".spec.source.bucket.name"),
+        ("Order", ".spec.order"),
+        ("Ready", READY),
+        ("Last Run", ".status.lastRun.name"),
+        ("Age", AGE),
+        ("+Reason", ".status.conditions[?(@.type=='Ready')].reason"),
+    ];
+    let run: Columns = &[
+        ("Pipeline", ".spec.pipelineRef.name"),
+        ("Phase", ".status.phase"),
+        ("Progress", ".status.progress"),
+        ("Succeeded", ".status.counts.succeeded"),
+        ("Failed", ".status.counts.failed"),
+        ("Age", AGE),
+        ("+Queued", ".status.counts.queued"),
+        ("+Running", ".status.counts.running"),
+        ("+Job", ".status.jobName"),
+        ("+Duration", ".status.duration"),
+    ];
+    let policy: Columns =
+        &[("Action", ".spec.action"), ("Applies To", ".spec.appliesTo"), ("Ready", READY), ("Age", AGE)];
+    let grant: Columns = &[("From", ".spec.from[*].namespace"), ("To", ".spec.to[*].kind"), ("Age", AGE)];
+    let table: [(&str, &[&str], Columns); 4] = [
+        ("Pipeline", &["pl"], pipeline),
+        ("PipelineRun", &["plr"], run),
+        ("PipelinePolicy", &["plpol"], policy),
+        ("ReferenceGrant", &[], grant),
+    ];
+    for (crd, (kind, short, columns)) in definitions::all().into_iter().zip(table) {
+        let names = crd.spec.names;
+        assert_eq!(names.kind, kind);
+        assert_eq!(names.short_names.unwrap_or_default(), short, "{kind}");
+        assert_eq!(names.categories.unwrap_or_default(), ["openfilter"], "{kind}");
+        let printed: Vec<(String, String)> = crd.spec.versions[0]
+            .additional_printer_columns
+            .iter()
+            .flatten()
+            .map(|column| {
+                let wide = if column.priority.unwrap_or(0) > 0 { "+" } else { "" };
+                (format!("{wide}{}", column.name), column.json_path.clone())
+            })
+            .collect();
+        let expected: Vec<(String, String)> =
+            columns.iter().map(|(name, path)| ((*name).to_owned(), (*path).to_owned())).collect();
+        assert_eq!(printed, expected, "{kind}");
+    }
+}
+
+#[test]
+fn kubectl_explains_a_field_in_the_words_of_the_field() {
+    let explained =
+        |object: Value, field: &str| schema(&object).pointer(field).unwrap()["description"].clone();
+    assert_eq!(
+        explained(run(), "/properties/status/properties/phase"),
+        "Where the run is, in one word. Tools should read the conditions instead."
+    );
+    assert_eq!(
+        explained(pipeline(), "/properties/status/properties/lastRun/properties/phase"),
+        "Its phase when this was written."
+    );
 }

@@ -17,6 +17,8 @@ struct Protocol {
     backoff: bool,
     /// How many requests of workers whose connection broke are still served.
     ghosts: u8,
+    /// How many files are read with NOACK, by somebody who then forgets them.
+    thefts: u8,
     /// Whether operators may abort the run.
     abort: bool,
 }
@@ -24,6 +26,7 @@ struct Protocol {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct World {
     ghosts: u8,
+    thefts: u8,
     queue: ModelQueue,
     operators: [Operator; OPERATORS],
     pods: Vec<PodState>,
@@ -47,6 +50,8 @@ enum Plan {
     Finish,
     /// One file a call, so that everything happens between two of them too.
     Abort,
+    /// The same: it goes on after this entry.
+    Recover(EntryNo),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +87,8 @@ enum Action {
     },
     /// A request from before is served, and nobody learns of it.
     Ghost(Pod),
+    /// A file is handed out, and nobody is remembered to hold it.
+    Steal,
     End(Pod, Verdict),
     Kill(Pod),
     PlanSettle(usize, Pod),
@@ -89,6 +96,7 @@ enum Action {
     PlanRelease(usize, EntryNo),
     PlanFinish(usize),
     PlanAbort(usize),
+    PlanRecover(usize),
     /// The plan is carried out; if the reply is lost, the operator keeps it and will do it again.
     CarryOut {
         operator: usize,
@@ -110,6 +118,7 @@ impl Model for Protocol {
     fn init_states(&self) -> Vec<World> {
         vec![World {
             ghosts: self.ghosts,
+            thefts: self.thefts,
             queue: ModelQueue::default(),
             operators: Default::default(),
             pods: vec![PodState::Started; self.pods as usize],
@@ -152,6 +161,9 @@ impl Model for Protocol {
                 if self.abort {
                     actions.push(Action::PlanAbort(operator));
                 }
+                if self.thefts > 0 {
+                    actions.push(Action::PlanRecover(operator));
+                }
             }
         }
         for (pod, state) in world.pods.iter().enumerate() {
@@ -177,6 +189,9 @@ impl Model for Protocol {
             if world.ghosts > 0 && *state != PodState::Dead && !world.queue.closed {
                 actions.push(Action::Ghost(pod));
             }
+        }
+        if world.thefts > 0 && !world.queue.closed {
+            actions.push(Action::Steal);
         }
         if !world.queue.retry.is_empty() {
             actions.push(Action::Promote);
@@ -215,6 +230,10 @@ impl Model for Protocol {
                 next.queue.deliver(pod, |_| true)?;
                 next.ghosts -= 1;
             }
+            Action::Steal => {
+                next.queue.deliver_unremembered(|_| true)?;
+                next.thefts -= 1;
+            }
             Action::End(pod, verdict) => {
                 let PodState::Working(entry, file) = next.pods[pod as usize] else { return None };
                 next.pods[pod as usize] = PodState::Ended(entry, verdict);
@@ -234,12 +253,13 @@ impl Model for Protocol {
                 next.operators[operator].plan = Some(Plan::Release(entry))
             }
             Action::PlanAbort(operator) => next.operators[operator].plan = Some(Plan::Abort),
+            Action::PlanRecover(operator) => next.operators[operator].plan = Some(Plan::Recover(0)),
             Action::PlanFinish(operator) => next.operators[operator].plan = Some(Plan::Finish),
             Action::CarryOut { operator, reply_lost } => {
                 let plan = next.operators[operator].plan?;
-                self.carry_out(&mut next, plan);
+                let rest = self.carry_out(&mut next, plan);
                 if !reply_lost {
-                    next.operators[operator].plan = None;
+                    next.operators[operator].plan = rest;
                 }
             }
             Action::Promote => {
@@ -292,6 +312,13 @@ impl Model for Protocol {
                     world.queue.closed && world.succeeded.len() == protocol.files().len()
                 },
             ),
+            Property::sometimes(
+                "a run finishes with every file succeeded, also those that were stolen",
+                |protocol: &Self, world: &World| {
+                    let all = world.queue.closed && world.succeeded.len() == protocol.files().len();
+                    all && (world.thefts == 0 || protocol.thefts == 0)
+                },
+            ),
             Property::sometimes("a run finishes with a dead letter", |_, world: &World| {
                 world.queue.closed && !world.queue.dlq.is_empty()
             }),
@@ -303,7 +330,8 @@ impl Model for Protocol {
 }
 
 impl Protocol {
-    fn carry_out(&self, world: &mut World, plan: Plan) {
+    /// Makes the next call of a plan; returns what is left of it.
+    fn carry_out(&self, world: &mut World, plan: Plan) -> Option<Plan> {
         match plan {
             Plan::Settle(entry, verdict) => {
                 let file = world.queue.work.get(&entry).map(|message| message.file);
@@ -324,7 +352,9 @@ impl Protocol {
             Plan::Finish => {
                 world.queue.finish();
             }
+            Plan::Recover(after) => return world.queue.recover(after, 1).1.map(Plan::Recover),
         }
+        None
     }
 }
 
@@ -344,13 +374,22 @@ fn every_interleaving_of_two_pages_and_two_pods_is_safe() {
         max_attempts: 2,
         backoff: false,
         ghosts: 0,
+        thefts: 0,
         abort: false,
     });
 }
 
 #[test]
 fn every_interleaving_with_back_off_is_safe() {
-    explore(Protocol { pages: &[&[1]], pods: 3, max_attempts: 2, backoff: true, ghosts: 0, abort: false });
+    explore(Protocol {
+        pages: &[&[1]],
+        pods: 3,
+        max_attempts: 2,
+        backoff: true,
+        ghosts: 0,
+        thefts: 0,
+        abort: false,
+    });
 }
 
 #[test]
@@ -361,11 +400,33 @@ fn every_interleaving_with_requests_that_are_served_late_is_safe() {
         max_attempts: 2,
         backoff: false,
         ghosts: 1,
+        thefts: 0,
         abort: false,
     });
 }
 
 #[test]
 fn every_interleaving_with_an_abort_is_safe() {
-    explore(Protocol { pages: &[&[1, 2]], pods: 2, max_attempts: 2, backoff: false, ghosts: 0, abort: true });
+    explore(Protocol {
+        pages: &[&[1, 2]],
+        pods: 2,
+        max_attempts: 2,
+        backoff: false,
+        ghosts: 0,
+        thefts: 0,
+        abort: true,
+    });
+}
+
+#[test]
+fn every_interleaving_with_files_that_nobody_holds_is_safe() {
+    explore(Protocol {
+        pages: &[&[1, 2]],
+        pods: 2,
+        max_attempts: 1,
+        backoff: false,
+        ghosts: 0,
+        thefts: 1,
+        abort: false,
+    });
 }

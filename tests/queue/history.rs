@@ -2,13 +2,14 @@
 //! every step the real server is compared with the model, and every file is looked up where it really is.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::time::Duration;
 
 use crds::run_id::RunId;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use queue::{
-    Closed, Ending, Enqueued, EntryId, Failure, Fate, Listing, Opened, Page, Retention, RetryPolicy,
+    Closed, Ending, Enqueued, EntryId, Failure, Fate, Listing, Opened, Page, Pending, Retention, RetryPolicy,
     RunQueue, Settlement, Verdict, Worker,
 };
 use redis::streams::{StreamRangeReply, StreamReadReply};
@@ -58,6 +59,19 @@ enum Step {
         operator: usize,
         dead: BTreeSet<Pod>,
     },
+    /// The same call by call, so that anything happens between them: it looks at a page of what is held, and judges.
+    Judge {
+        operator: usize,
+        dead: BTreeSet<Pod>,
+    },
+    /// It settles what it judged, however long ago that was.
+    ReclaimJudged {
+        operator: usize,
+    },
+    /// It queues again what nobody holds.
+    Recover {
+        operator: usize,
+    },
     Promote {
         operator: usize,
     },
@@ -87,14 +101,18 @@ fn verdict() -> impl Strategy<Value = model::Verdict> {
 fn step() -> impl Strategy<Value = Step> {
     let operator = 0..2usize;
     let pod = 0..PODS;
+    let dead = prop::collection::btree_set(pod.clone(), 0..3);
     let claim = any::<prop::sample::Index>();
     prop_oneof![
         4 => (operator.clone(), any::<bool>()).prop_map(|(operator, reply_lost)| Step::Enqueue { operator, reply_lost }),
-        8 => (pod.clone(), any::<bool>()).prop_map(|(pod, reply_lost)| Step::Claim { pod, reply_lost }),
+        8 => (pod, any::<bool>()).prop_map(|(pod, reply_lost)| Step::Claim { pod, reply_lost }),
         8 => (operator.clone(), prop::collection::vec((claim, verdict()), 1..4)).prop_map(|(operator, claims)| Step::Settle { operator, claims }),
         1 => (0..PODS).prop_map(|pod| Step::Ghost { pod }),
         1 => Just(Step::Steal),
-        2 => (operator.clone(), prop::collection::btree_set(pod, 0..3)).prop_map(|(operator, dead)| Step::Reclaim { operator, dead }),
+        2 => (operator.clone(), dead.clone()).prop_map(|(operator, dead)| Step::Reclaim { operator, dead }),
+        2 => (operator.clone(), dead).prop_map(|(operator, dead)| Step::Judge { operator, dead }),
+        2 => operator.clone().prop_map(|operator| Step::ReclaimJudged { operator }),
+        1 => operator.clone().prop_map(|operator| Step::Recover { operator }),
         2 => operator.clone().prop_map(|operator| Step::Promote { operator }),
         1 => operator.clone().prop_map(|operator| Step::Crash { operator }),
         1 => operator.clone().prop_map(|operator| Step::Finish { operator }),
@@ -119,6 +137,8 @@ fn history() -> impl Strategy<Value = History> {
 struct Operator {
     queue: RunQueue,
     cursor: u32,
+    /// What dead pods held when it looked.
+    judged: Vec<Pending>,
 }
 
 struct World {
@@ -172,7 +192,8 @@ impl World {
         let run = run_id(name);
         let mut operators = Vec::new();
         for connection in &connections.operators {
-            operators.push(Operator { queue: open(connection, &run).await.with_batch(BATCH), cursor: 0 });
+            let queue = open(connection, &run).await.with_batch(BATCH);
+            operators.push(Operator { queue, cursor: 0, judged: Vec::new() });
         }
         let workers = (0..PODS)
             .map(|pod| (pod, worker(server.server(), &operators[0].queue, &pod_name(pod))))
@@ -214,6 +235,14 @@ impl World {
                 }
             }
             Step::Reclaim { operator, dead } => self.reclaim(*operator, dead).await,
+            Step::Judge { operator, dead } => self.judge(*operator, dead).await,
+            Step::ReclaimJudged { operator } => self.reclaim_judged(*operator).await,
+            Step::Recover { operator } => {
+                let recovered = self.operators[*operator].queue.recover().await;
+                if let Some(recovered) = self.unless_closed(recovered) {
+                    assert_eq!(recovered, u64::from(recover_all(&mut self.model)));
+                }
+            }
             Step::Promote { operator } => {
                 tokio::time::sleep(if self.backoff() { BACKOFF * 2 } else { Duration::ZERO }).await;
                 let mut moved = 0;
@@ -232,6 +261,7 @@ impl World {
                 self.reopen(*operator).await;
                 let listing = self.operators[*operator].queue.stats().await.unwrap().listing;
                 self.operators[*operator].cursor = self.cursor_of(&listing);
+                self.operators[*operator].judged.clear();
             }
             Step::Finish { operator } => {
                 let closed =
@@ -391,18 +421,51 @@ impl World {
                 names.contains(&pending.consumer).then(|| "PodLost".into())
             })
             .await;
-        if self.model.closed {
-            assert!(matches!(reclaimed, Err(queue::Error::Closed { .. })), "a closed run holds nothing");
-            return;
-        }
-        let reclaimed = reclaimed.unwrap();
-        assert_eq!(reclaimed.held_by_nobody, u64::from(self.model.recover()));
+        let Some(reclaimed) = self.unless_closed(reclaimed) else { return };
+        assert_eq!(reclaimed.held_by_nobody, u64::from(recover_all(&mut self.model)));
         let mut fates: Vec<String> =
             reclaimed.fates.iter().map(|fate| format!("{:?}", simplified(fate))).collect();
         let mut expected: Vec<String> = expected.iter().map(|fate| format!("{fate:?}")).collect();
         fates.sort();
         expected.sort();
         assert_eq!(fates, expected);
+    }
+
+    async fn judge(&mut self, operator: usize, dead: &BTreeSet<Pod>) {
+        let names: BTreeSet<String> = dead.iter().map(|pod| pod_name(*pod)).collect();
+        let page = self.operators[operator].queue.pending(None, Duration::ZERO, BATCH).await;
+        let Some(mut page) = self.unless_closed(page) else { return };
+        assert_eq!(page.len(), self.model.pending.len().min(BATCH));
+        page.retain(|pending| names.contains(&pending.consumer));
+        self.operators[operator].judged = page;
+    }
+
+    async fn reclaim_judged(&mut self, operator: usize) {
+        let judged = std::mem::take(&mut self.operators[operator].judged);
+        let mut expected = Vec::new();
+        for pending in &judged {
+            let pod = (0..PODS).find(|pod| pod_name(*pod) == pending.consumer).unwrap();
+            let entry = self.entries[&pending.entry];
+            expected.push(self.model.reclaim(entry, pod, MAX_ATTEMPTS, self.backoff()));
+        }
+        let dead: Vec<(&Pending, String)> =
+            judged.iter().map(|pending| (pending, "PodLost".to_owned())).collect();
+        let fates = self.operators[operator].queue.reclaim_from(&dead, Duration::ZERO, &self.policy).await;
+        if dead.is_empty() {
+            return;
+        }
+        if let Some(fates) = self.unless_closed(fates) {
+            assert_eq!(fates.iter().map(simplified).collect::<Vec<_>>(), expected);
+        }
+    }
+
+    /// What was done; nothing if the run is closed, as the server must then say.
+    fn unless_closed<T: Debug>(&self, done: Result<T, queue::Error>) -> Option<T> {
+        if self.model.closed {
+            assert!(matches!(done, Err(queue::Error::Closed { .. })), "a closed run holds nothing: {done:?}");
+            return None;
+        }
+        Some(done.unwrap())
     }
 
     /// The server's counts are the model's, and every file is in exactly one place.
@@ -486,6 +549,17 @@ impl World {
             "{closed:?}"
         );
     }
+}
+
+/// What `recover` does in all its calls.
+fn recover_all(model: &mut ModelQueue) -> u32 {
+    let (mut recovered, mut after) = (0, Some(0));
+    while let Some(entry) = after {
+        let (more, next) = model.recover(entry, BATCH);
+        recovered += more;
+        after = next;
+    }
+    recovered
 }
 
 fn simplified(fate: &Fate) -> model::Fate {

@@ -240,10 +240,16 @@ async fn a_page_that_cannot_be_resumed_is_refused() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = open(&server.connect(), &run_id("pages")).await;
     let standing = Page { after: "a".into(), next: Some("a".into()), files: vec![file("b")] };
-    assert!(matches!(queue.enqueue(&standing).await, Err(Error::Reply { .. })));
+    let refused = queue.enqueue(&standing).await.unwrap_err();
+    assert!(matches!(refused, Error::Page { .. }) && !refused.is_transient(), "{refused:?}");
+    assert_eq!(
+        refused.to_string(),
+        "queue a page of files: the next page begins where this one does, at \"a\""
+    );
     let long =
         Page { after: String::new(), next: None, files: (0..1001).map(|n| file(n.to_string())).collect() };
-    assert!(matches!(queue.enqueue(&long).await, Err(Error::Reply { .. })));
+    let refused = queue.enqueue(&long).await.unwrap_err();
+    assert_eq!(refused.to_string(), "queue a page of files: it has 1001 files, and a page has at most 1000");
     assert_eq!(counts(&queue).await, (0, 0, 0, 0, 0));
 }
 

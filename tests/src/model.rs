@@ -152,16 +152,24 @@ impl ModelQueue {
         self.own(pod)
     }
 
-    /// Queues again what was handed out and is held by nobody.
-    pub fn recover(&mut self) -> u32 {
-        let adrift = std::mem::take(&mut self.adrift);
-        for entry in &adrift {
-            if let Some(message) = self.work.remove(entry) {
+    /// Of what was handed out after an entry, looks at the next ones, at most `limit`, and queues again what nobody holds.
+    /// Returns how many these were, and where to go on.
+    pub fn recover(&mut self, after: EntryNo, limit: usize) -> (u32, Option<EntryNo>) {
+        let handed_out = self.pending.keys().chain(&self.adrift).copied();
+        let mut looked_at: Vec<EntryNo> = handed_out.filter(|entry| *entry > after).collect();
+        looked_at.sort_unstable();
+        looked_at.truncate(limit);
+        let mut recovered = 0;
+        for entry in &looked_at {
+            if self.adrift.remove(entry)
+                && let Some(message) = self.work.remove(entry)
+            {
                 self.add(message);
+                recovered += 1;
             }
         }
-        self.reclaimed += adrift.len() as u32;
-        adrift.len() as u32
+        self.reclaimed += recovered;
+        (recovered, looked_at.last().copied().filter(|_| looked_at.len() == limit))
     }
 
     /// Settles an entry, if it is pending.

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use queue::{Connection, Server};
 use redis::AsyncConnectionConfig;
@@ -17,6 +17,9 @@ use crate::program::mortal;
 /// How long an answer may take. The library's own limits of a second and less are too short for a machine that compiles at
 /// the same time.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How often a server is started on other ports. Two that collide are rare; what fails each time has another reason.
+const STARTS: u32 = 5;
 
 /// Settings of a plain connection.
 pub fn patient() -> AsyncConnectionConfig {
@@ -77,12 +80,7 @@ impl TestServer {
 
     /// Starts a server and waits until it answers.
     pub async fn start_with(flavor: Flavor, options: Options) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let (port, plain_port) = (free_port(), free_port());
-        let ca_certificate = options.tls.then(|| make_certificates(&folder));
-        let plain_port = if options.tls { plain_port } else { port };
-        let mut server = Self { flavor, options, port, plain_port, folder, process: None, ca_certificate };
-        server.restart().await;
+        let server = Self::start_on(flavor, options, free_port).await;
         if options.cluster {
             let mut command = redis::cmd("CLUSTER");
             command.arg("ADDSLOTSRANGE").arg(0).arg(16383);
@@ -92,6 +90,23 @@ impl TestServer {
                 server.try_raw(ping.arg("probe").arg(1)).await.is_ok()
             })
             .await;
+        }
+        server
+    }
+
+    /// Somebody may take a port between finding it free and listening on it: then others are tried.
+    async fn start_on(flavor: Flavor, options: Options, mut port: impl FnMut() -> u16) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let ca_certificate = options.tls.then(|| make_certificates(&folder));
+        let mut server =
+            Self { flavor, options, port: 0, plain_port: 0, folder, process: None, ca_certificate };
+        for attempt in 1.. {
+            server.port = port();
+            server.plain_port = if options.tls { port() } else { server.port };
+            match server.run().await {
+                Ok(()) => break,
+                Err(error) => assert!(attempt < STARTS, "{error}"),
+            }
         }
         server
     }
@@ -147,23 +162,52 @@ impl TestServer {
     /// Ends the process, if it runs, and starts it again on the same port and folder.
     pub async fn restart(&mut self) {
         self.kill();
+        self.run().await.unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Starts the process and waits until it answers; says why if it ends instead.
+    async fn run(&mut self) -> Result<(), String> {
         let mut command = mortal(self.flavor.binary());
         for (name, value) in self.settings() {
             command.arg(format!("--{name}")).arg(value);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        self.process = Some(command.spawn().unwrap_or_else(|error| panic!("start setpriv: {error}")));
-        let start = Instant::now();
-        while self.try_raw(&redis::cmd("PING")).await.is_err() {
-            let exited = self.process.as_mut().unwrap().try_wait().unwrap();
-            assert!(
-                exited.is_none() && start.elapsed() < Duration::from_secs(20),
-                "{} does not start (exit {exited:?}; `make packages` installs it): {}",
-                self.flavor.binary(),
-                fs::read_to_string(self.log()).unwrap_or_default()
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        let mut process = command.spawn().unwrap_or_else(|error| panic!("start setpriv: {error}"));
+        let pid = process.id();
+        let exited = async {
+            while process.try_wait().unwrap().is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let answers = async {
+            while !self.answers(pid).await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let fault = tokio::select! {
+            () = exited => Some("ends"),
+            () = answers => None,
+            () = tokio::time::sleep(PATIENCE) => Some("does not answer"),
+        };
+        self.process = Some(process);
+        let Some(fault) = fault else { return Ok(()) };
+        self.kill();
+        Err(format!(
+            "{} {fault} instead of starting (`make packages` installs it): {}",
+            self.flavor.binary(),
+            fs::read_to_string(self.log()).unwrap_or_default()
+        ))
+    }
+
+    /// Whether it is this process that answers, and not another one that took the port.
+    async fn answers(&self, pid: u32) -> bool {
+        // While it loads its data it says so to PING, and not to INFO.
+        if self.try_raw(&redis::cmd("PING")).await.is_err() {
+            return false;
         }
+        let info = self.try_raw(redis::cmd("INFO").arg("server")).await.ok();
+        let info = info.and_then(|info| redis::from_redis_value::<String>(info).ok()).unwrap_or_default();
+        info.lines().any(|line| line == format!("process_id:{pid}"))
     }
 
     /// Stops the process in its tracks: connections stay open and nothing answers.
@@ -254,4 +298,22 @@ fn make_certificates(folder: &TempDir) -> Vec<u8> {
         fs::write(folder.path().join(name), pem).unwrap();
     }
     ca_certificate.pem().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_that_somebody_took_meanwhile_is_given_up_for_another() {
+        for options in [Options::default(), Options { tls: true, ..Options::default() }] {
+            let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+            let taken_port = taken.local_addr().unwrap().port();
+            let mut ports = vec![taken_port];
+            let server =
+                TestServer::start_on(Flavor::Valkey, options, || ports.pop().unwrap_or_else(free_port)).await;
+            assert_ne!(server.port(), taken_port);
+            server.raw(&redis::cmd("PING")).await;
+        }
+    }
 }

@@ -187,8 +187,9 @@ fn check_queue(field: &Path, queue: &QueueKeys, out: &mut Findings) {
         "write stream: pr:<runId>:work and group: cg:<runId>, or leave queue out and both are derived";
     let Err(error) = RunId::from_keys(queue) else { return };
     let (at, rule) = match &error {
-        RunIdError::Incomplete if queue.stream.is_none() => (field.field("stream"), Rule::QueueKeysBoth),
-        RunIdError::Incomplete => (field.field("group"), Rule::QueueKeysBoth),
+        RunIdError::Alone(_) if queue.stream.is_none() => (field.field("stream"), Rule::QueueKeysBoth),
+        RunIdError::Alone(_) => (field.field("group"), Rule::QueueKeysBoth),
+        RunIdError::Neither => (field.clone(), Rule::QueueKeysBoth),
         RunIdError::Stream(_) => (field.field("stream"), Rule::QueueKey),
         RunIdError::Group(_) => (field.field("group"), Rule::QueueKey),
         RunIdError::Malformed(_) => (field.clone(), Rule::RunId),

@@ -30,8 +30,13 @@ pub(super) fn check(field: &Path, reference: &Reference<'_>, context: &Context<'
             quote(from_namespace),
             quote(to_name)
         );
+        let own = match (from, to) {
+            (GrantFromKind::PipelineRun, GrantToKind::Secret) => "a Pipeline whose Secret is in",
+            (_, GrantToKind::Pipeline) => "a Pipeline of",
+            (_, GrantToKind::Secret) => "a Secret of",
+        };
         let fix = format!(
-            "use a {to} of your own namespace, or ask the owners of {namespace} for a ReferenceGrant with from {{kind: {from}, namespace: {from_namespace}}} and to {{kind: {to}, name: {to_name}}}"
+            "use {own} your own namespace, or ask the owners of {namespace} for a ReferenceGrant with from {{kind: {from}, namespace: {from_namespace}}} and to {{kind: {to}, name: {to_name}}}"
         );
         out.add(field, Rule::ReferenceGrant, message, fix);
     }

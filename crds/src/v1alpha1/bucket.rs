@@ -3,6 +3,8 @@
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
+use super::cel;
+
 /// A bucket of an S3-compatible service.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -21,6 +23,7 @@ pub struct Bucket {
     /// Only keys under this prefix. It is compared literally: `day=1` also matches `day=10/`, so end a folder with a slash.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
+    #[x_kube(validation = cel::key_prefix())]
     pub prefix: String,
 
     /// URL or host of the service, for example `https://minio.storage.svc:9000`. Without a scheme https is used.
@@ -58,10 +61,12 @@ pub struct Bucket {
 pub struct SecretReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = cel::object_name())]
     pub name: String,
 
     /// Namespace of the Secret, if it is another one. It then needs a ReferenceGrant in that namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = cel::namespace_name())]
     pub namespace: Option<String>,
 }

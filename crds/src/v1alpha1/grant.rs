@@ -5,6 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{Display, VariantNames};
 
+use super::cel;
+
 /// Who may refer to what in this namespace.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
@@ -38,6 +40,7 @@ pub struct GrantFrom {
     pub kind: GrantFromKind,
     /// Namespace of the objects that refer.
     #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = cel::namespace_name())]
     pub namespace: String,
 }
 
@@ -58,6 +61,7 @@ pub struct GrantTo {
     /// One object by name; all of the kind when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = cel::object_name())]
     pub name: Option<String>,
 }
 

@@ -1,6 +1,7 @@
 //! The `filter.plainsight.ai/v1alpha1` kinds. Doc comments here are what `kubectl explain` prints.
 
 mod bucket;
+mod cel;
 mod grant;
 mod pipeline;
 mod pipeline_run;

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::VariantNames;
 
-use super::{Bucket, Phase};
+use super::{Bucket, Phase, cel};
 
 /// What to run over which files. Nothing happens until a PipelineRun refers to it.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -84,11 +84,13 @@ pub struct Source {
     /// `*` stays within a folder, `**` crosses folders: `**/*.jpg`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    #[x_kube(validation = cel::globs())]
     pub include: Vec<String>,
 
     /// Globs on the key after the prefix; a file that matches one of them is left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    #[x_kube(validation = cel::globs())]
     pub exclude: Vec<String>,
 }
 
@@ -128,7 +130,7 @@ pub struct Filter {
 
     /// Environment variables. They win over those that every filter gets (SOURCE_PATH, OPENFILTER_RUN, …).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256))]
+    #[schemars(length(max = 256), transform = cel::environment)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub env: Vec<EnvVar>,
 
@@ -170,6 +172,7 @@ pub struct PodOptions {
     /// Service account of the worker pods. Its token is not mounted; it matters for ambient cloud identity and pull secrets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = cel::object_name())]
     pub service_account_name: Option<String>,
 
     /// Secrets to pull the filters' images with.
@@ -193,11 +196,13 @@ pub struct PodOptions {
     /// Priority class of the worker pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = cel::object_name())]
     pub priority_class_name: Option<String>,
 
     /// Runtime class of the worker pods, for example for sandboxed containers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = cel::object_name())]
     pub runtime_class_name: Option<String>,
 
     /// Pod security context. It is merged over the default, which satisfies Pod Security "restricted".

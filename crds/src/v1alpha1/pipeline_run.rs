@@ -8,6 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{Display, VariantNames};
 
+use super::cel;
+
 /// One execution of a Pipeline. All but `execution.parallelism`, `execution.maxFailedFiles` and `suspend` is immutable.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
@@ -54,7 +56,7 @@ pub struct PipelineRunSpec {
 
     /// Environment variables added to every filter of this run. They win over the Pipeline's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 256))]
+    #[schemars(length(max = 256), transform = cel::environment)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub env: Vec<EnvVar>,
 
@@ -77,11 +79,13 @@ pub struct PipelineRunSpec {
 pub struct PipelineReference {
     /// Name of the Pipeline.
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = cel::object_name())]
     pub name: String,
 
     /// Namespace of the Pipeline, if it is another one. It then needs a ReferenceGrant in that namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = cel::namespace_name())]
     pub namespace: Option<String>,
 }
 
@@ -92,16 +96,19 @@ pub struct RunSource {
     /// Only keys under this prefix; it must begin with the Pipeline's own prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
+    #[x_kube(validation = cel::key_prefix())]
     pub prefix: Option<String>,
 
     /// Replaces the Pipeline's `include`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    #[x_kube(validation = cel::globs())]
     pub include: Option<Vec<String>>,
 
     /// Replaces the Pipeline's `exclude`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
+    #[x_kube(validation = cel::globs())]
     pub exclude: Option<Vec<String>>,
 }
 
@@ -204,11 +211,15 @@ pub struct RetryBackoff {
     /// Wait after the first failure; it doubles with each further one.
     #[serde(default = "default::backoff_initial")]
     #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
+    #[x_kube(validation = Rule::new("duration(self) <= duration('8760h')")
+        .message("retryBackoff.initial is at most one year (8760h)"))]
     pub initial: String,
 
     /// The longest wait.
     #[serde(default = "default::backoff_max")]
     #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
+    #[x_kube(validation = Rule::new("duration(self) <= duration('8760h')")
+        .message("retryBackoff.max is at most one year (8760h)"))]
     pub max: String,
 }
 
@@ -321,6 +332,7 @@ pub struct PipelineRunStatus {
 #[derive(
     JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, Display, VariantNames,
 )]
+#[schemars(transform = described_by_its_field)]
 pub enum Phase {
     /// Waiting for its Pipeline, a Secret or Valkey.
     #[default]
@@ -335,6 +347,11 @@ pub enum Phase {
     Succeeded,
     /// Finished with failed files, or stopped early.
     Failed,
+}
+
+/// Otherwise the words about the type would take the place of those about an optional field of it.
+fn described_by_its_field(schema: &mut schemars::Schema) {
+    schema.remove("description");
 }
 
 /// `totalFiles = queued + running + succeeded + failed`, always.

@@ -61,9 +61,24 @@ fn obstacle(error: &ListingError) -> Obstacle {
         ListingError::Enqueue(queue::Error::Lost { .. }) | ListingError::Count(queue::Error::Lost { .. }) => {
             Reason::QueueLost
         }
+        // The bucket was listed into something that the queue cannot take: that is not the queue's fault.
+        ListingError::Enqueue(queue::Error::Page { .. }) => Reason::ListingFailed,
         ListingError::Enqueue(_) | ListingError::Count(_) => Reason::QueueUnavailable,
         ListingError::List { source: storage::StorageError::NoAccess(_), .. } => Reason::CredentialsInvalid,
         ListingError::List { .. } => Reason::ListingFailed,
     };
     reason.because(chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_that_cannot_be_queued_is_not_blamed_on_the_queue() {
+        let unfit = queue::Error::Page { detail: "it has 1001 files".into() };
+        assert_eq!(obstacle(&ListingError::Enqueue(unfit)).reason, Reason::ListingFailed);
+        let lost = queue::Error::Lost { doing: "queue a page of files" };
+        assert_eq!(obstacle(&ListingError::Enqueue(lost)).reason, Reason::QueueLost);
+    }
 }
