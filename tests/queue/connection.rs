@@ -149,7 +149,8 @@ async fn a_connection_that_went_silent_is_made_anew() {
     tests::eventually("it is connected", || async { queue.stats().await.is_ok() }).await;
     silence.send(true).unwrap();
     assert!(matches!(queue.stats().await, Err(Error::Unavailable { .. })));
-    tests::eventually("the next call has a connection of its own", || async { queue.stats().await.is_ok() }).await;
+    tests::eventually("the next call has a connection of its own", || async { queue.stats().await.is_ok() })
+        .await;
 }
 
 #[tokio::test]

@@ -485,7 +485,12 @@ async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_recla
             let claimed = claim(&server, &queue, "pod").await;
             // As if the pod had been silent for an hour.
             let mut silent = redis::cmd("XCLAIM");
-            silent.arg(&queue.keys().work).arg(&queue.keys().group).arg("pod").arg(0).arg(claimed.entry.as_str());
+            silent
+                .arg(&queue.keys().work)
+                .arg(&queue.keys().group)
+                .arg("pod")
+                .arg(0)
+                .arg(claimed.entry.as_str());
             server.raw(silent.arg("IDLE").arg(3_600_000)).await;
             let url = server.server().url;
             let meanwhile = |pending: &queue::Pending| {

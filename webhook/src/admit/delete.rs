@@ -48,8 +48,10 @@ pub(super) fn withdrawn(index: &Index, request: &Request) -> Vec<String> {
     // Names of the Secrets in this namespace that a Pipeline has its keys from.
     let secrets_here = |key: &Key| {
         let spec = index.pipelines.get(key).map(|pipeline| &pipeline.typed.spec);
-        let buckets = spec.map(|spec| [Some(&spec.source.bucket), spec.sink.as_ref().map(|sink| &sink.bucket)]);
-        let secrets = buckets.into_iter().flatten().flatten().filter_map(|bucket| bucket.credentials_secret.as_ref());
+        let buckets =
+            spec.map(|spec| [Some(&spec.source.bucket), spec.sink.as_ref().map(|sink| &sink.bucket)]);
+        let secrets =
+            buckets.into_iter().flatten().flatten().filter_map(|bucket| bucket.credentials_secret.as_ref());
         let here = secrets.filter(|secret| secret.namespace.as_ref().unwrap_or(&key.0) == &request.namespace);
         here.map(|secret| secret.name.clone()).collect::<Vec<_>>()
     };
@@ -57,15 +59,22 @@ pub(super) fn withdrawn(index: &Index, request: &Request) -> Vec<String> {
     let (mut without_pipeline, mut without_keys) = (Vec::new(), Vec::new());
     for (key, run) in index.runs.iter().filter(|(key, run)| !run.finished && key.0 != request.namespace) {
         let of = (run.pipeline.namespace.clone().unwrap_or_else(|| key.0.clone()), run.pipeline.name.clone());
-        if of.0 == request.namespace && lost(GrantFromKind::PipelineRun, &key.0, GrantToKind::Pipeline, &of.1) {
+        if of.0 == request.namespace && lost(GrantFromKind::PipelineRun, &key.0, GrantToKind::Pipeline, &of.1)
+        {
             without_pipeline.push(key);
         }
-        if secrets_here(&of).iter().any(|name| lost(GrantFromKind::PipelineRun, &key.0, GrantToKind::Secret, name)) {
+        if secrets_here(&of)
+            .iter()
+            .any(|name| lost(GrantFromKind::PipelineRun, &key.0, GrantToKind::Secret, name))
+        {
             without_keys.push(key);
         }
     }
     let loses_keys = |key: &&Key| {
-        key.0 != request.namespace && secrets_here(key).iter().any(|name| lost(GrantFromKind::Pipeline, &key.0, GrantToKind::Secret, name))
+        key.0 != request.namespace
+            && secrets_here(key)
+                .iter()
+                .any(|name| lost(GrantFromKind::Pipeline, &key.0, GrantToKind::Secret, name))
     };
     let pipelines: Vec<&Key> = index.pipelines.keys().filter(loses_keys).collect();
     let effect = "they stop taking new files";
