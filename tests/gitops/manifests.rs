@@ -24,7 +24,7 @@ fn every_environment_of_the_sample_repository_is_valid_after_its_patches() {
         std::fs::write(&file, build(&format!("examples/gitops-repo/environments/{environment}"))).unwrap();
         let mut out = Vec::new();
         let words = ["openfilter", "validate", "-f", file.to_str().unwrap()].map(OsString::from);
-        let code = cli::run(words, &mut out);
+        let code = cli::run(words, std::io::empty(), &mut out);
         assert_eq!((code, String::from_utf8_lossy(&out).as_ref()), (0, "2 checked, nothing is wrong\n"));
     }
 }
