@@ -58,7 +58,7 @@ async fn rejections_and_warnings_say_what_to_change() {
             "a policy that does not compile",
             with(policy(), "/spec/rules/1/cel", json!("objekt.spec.execution")),
         ),
-        ("a useless grant", with(grant(), "/spec/to", json!([{ "kind": "Secret" }]))),
+        ("a useless grant", with(grant(), "/spec/to", json!([{ "kind": "Pipeline" }]))),
     ];
     let mut text = String::new();
     for (title, object) in objects {
