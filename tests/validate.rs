@@ -10,9 +10,14 @@ use tests::generated::root;
 
 /// Exit code and output.
 fn openfilter(words: &[&str]) -> (u8, String) {
+    openfilter_with("", words)
+}
+
+/// The same, with this on standard input.
+fn openfilter_with(input: &str, words: &[&str]) -> (u8, String) {
     let argv = ["openfilter", "validate"].iter().chain(words).map(OsString::from);
     let mut out = Vec::new();
-    let code = cli::run(argv, &mut out);
+    let code = cli::run(argv, input.as_bytes(), &mut out);
     (code, String::from_utf8(out).unwrap())
 }
 
@@ -66,6 +71,52 @@ fn a_good_commit_passes_and_other_objects_are_left_alone() {
     assert_eq!(openfilter(&["-f", folder.path().to_str().unwrap()]).0, 0);
     let other = write(folder.path(), "pod.yaml", "apiVersion: v1\nkind: Pod\n");
     assert!(openfilter(&["-f", &other]).1.contains("no objects"));
+}
+
+#[test]
+fn standard_input_is_read_as_a_file_is() {
+    assert_eq!(openfilter_with(COMMIT, &["-f", "-"]), (0, "2 checked, nothing is wrong\n".to_owned()));
+    let (code, text) = openfilter_with(&COMMIT.replace("parallelism: 20", "parallelism: 0"), &["-f", "-"]);
+    assert!(code == 1 && text.starts_with("-:27: PipelineRun team-a/monday"), "{text}");
+}
+
+#[test]
+fn endpoints_that_an_administrator_allows_pass_with_the_flags_of_the_webhook() {
+    let local = |endpoint: &str| COMMIT.replace("region: eu-central-1", &format!("endpoint: \"{endpoint}\""));
+    for (endpoint, flag, allowed) in [
+        ("http://127.0.0.1:9000", "--allow-endpoint-network", "127.0.0.0/8,::1/128"),
+        ("http://localhost:9000", "--allow-endpoint-host", "localhost"),
+    ] {
+        let (code, text) = openfilter_with(&local(endpoint), &["-f", "-"]);
+        assert!(code == 1 && text.contains("endpoint"), "{text}");
+        let (code, text) = openfilter_with(&local(endpoint), &["-f", "-", flag, allowed]);
+        assert_eq!(code, 0, "{text}");
+    }
+}
+
+/// As in the cluster, where a Pipeline is stored with its defaults before a run of it comes.
+#[test]
+fn policies_about_a_run_see_its_pipeline_with_its_defaults() {
+    let folder = tempfile::tempdir().unwrap();
+    let policies = r#"apiVersion: filter.plainsight.ai/v1alpha1
+kind: PipelinePolicy
+metadata: { name: sequential }
+spec:
+  appliesTo: [PipelineRun]
+  rules:
+    - { name: order, message: in order, cel: "pipeline.spec.order == 'Sequential' && pipeline.metadata.labels.team == 'a'" }
+---
+apiVersion: filter.plainsight.ai/v1alpha1
+kind: PipelinePolicy
+metadata: { name: team }
+spec:
+  appliesTo: [Pipeline]
+  defaults:
+    - { field: metadata.labels.team, value: a }
+"#;
+    let policies = write(folder.path(), "policies.yaml", policies);
+    let (code, text) = openfilter_with(COMMIT, &["-f", "-", "--policies", &policies]);
+    assert_eq!(code, 0, "{text}");
 }
 
 #[test]
@@ -203,5 +254,5 @@ fn the_sample_repository_passes_its_own_pull_requests_and_a_mistake_does_not() {
 #[test]
 fn it_is_a_plugin_of_kubectl() {
     let argv = ["/usr/local/bin/kubectl-openfilter", "validate", "-f", "/no/such/file"].map(OsString::from);
-    assert_eq!(cli::run(argv, &mut Vec::new()), 2);
+    assert_eq!(cli::run(argv, std::io::empty(), &mut Vec::new()), 2);
 }

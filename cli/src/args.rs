@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use ipnet::IpNet;
 
 /// OpenFilter Pipelines on the command line.
 #[derive(Debug, Parser)]
@@ -40,6 +41,14 @@ pub struct ValidateArgs {
     /// Label of namespaces that are not among the files, for the selectors of policies.
     #[arg(long = "namespace-label", value_name = "KEY=VALUE", value_parser = label)]
     pub namespace_labels: Vec<(String, String)>,
+
+    /// Network that endpoints may be in although it is loopback, link-local or metadata, as for the webhook.
+    #[arg(long = "allow-endpoint-network", value_name = "NETWORK", value_delimiter = ',')]
+    pub allowed_networks: Vec<IpNet>,
+
+    /// Host that endpoints may name although it is refused by default, as for the webhook.
+    #[arg(long = "allow-endpoint-host", value_name = "HOST", value_delimiter = ',')]
+    pub allowed_hosts: Vec<String>,
 
     /// How to print what is wrong.
     #[arg(short, long, value_enum, default_value_t = Output::Text)]

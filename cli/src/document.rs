@@ -32,15 +32,41 @@ pub(crate) struct Unreadable {
     pub(crate) message: String,
 }
 
+/// What kustomize builds of a whole cluster has some ten thousand objects; a bomb has more. The library's own limits are for
+/// configuration files.
+const DOCUMENTS_MAX: usize = 100_000;
+const NODES_MAX: usize = 20_000_000;
+
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_documents: DOCUMENTS_MAX,
+            max_nodes: NODES_MAX,
+            max_events: 4 * NODES_MAX,
+            max_total_scalar_bytes: usize::MAX,
+            max_total_comment_bytes: usize::MAX,
+        },
+    }
+}
+
+/// The first line says it; what follows is a picture of the source.
+fn explain(error: &serde_saphyr::Error) -> String {
+    match error.without_snippet() {
+        serde_saphyr::Error::Budget { breach, .. } => format!(
+            "it is larger than this program reads at once ({breach:?}, of at most {DOCUMENTS_MAX} documents and {NODES_MAX} values); validate it in parts"
+        ),
+        _ => format!("it is not YAML: {}", error.to_string().lines().next().unwrap_or_default()),
+    }
+}
+
 impl Document {
     /// All documents of a text; empty ones are left out, and Lists are taken apart.
     pub(crate) fn read(text: &str) -> Result<Vec<Self>, Unreadable> {
-        let nodes: Vec<Spanned<Node>> = serde_saphyr::from_multiple(text).map_err(|error| {
-            let line = error.location().map_or(1, |location| location.line());
-            // The first line says it; what follows is a picture of the source.
-            let message = error.to_string().lines().next().unwrap_or_default().to_owned();
-            Unreadable { line, message }
-        })?;
+        let nodes: Vec<Spanned<Node>> =
+            serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| {
+                let line = error.location().map_or(1, |location| location.line());
+                Unreadable { line, message: explain(&error) }
+            })?;
         let documents = nodes.into_iter().map(|node| {
             let (value, lines) = split(node);
             Self { value, lines }
@@ -213,6 +239,17 @@ mod tests {
         assert_eq!(first.line("(object)"), 1);
         assert_eq!(documents[1].line("kind"), 14);
         assert_eq!(documents[2].value["value"], 1);
+    }
+
+    #[test]
+    fn what_a_large_repository_builds_is_read_and_what_is_too_large_says_so() {
+        let built = "kind: A\nspec: { a: [1, 2, 3] }\n---\n";
+        assert_eq!(Document::read(&built.repeat(5_000)).unwrap().len(), 5_000);
+        let error = Document::read(&"--- 1\n".repeat(DOCUMENTS_MAX + 1)).unwrap_err();
+        assert!(
+            error.message.contains("validate it in parts") && error.message.contains("Documents"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod source;
 mod validate;
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, FromArgMatches};
@@ -23,7 +23,7 @@ pub const VIOLATIONS: u8 = 1;
 pub const USAGE: u8 = 2;
 
 /// Does what the command line says; returns the exit code.
-pub fn run(argv: impl IntoIterator<Item = OsString>, out: &mut impl Write) -> u8 {
+pub fn run(argv: impl IntoIterator<Item = OsString>, stdin: impl Read, out: &mut impl Write) -> u8 {
     let argv: Vec<OsString> = argv.into_iter().collect();
     let args = match parse(&argv) {
         Ok(args) => args,
@@ -34,7 +34,7 @@ pub fn run(argv: impl IntoIterator<Item = OsString>, out: &mut impl Write) -> u8
         }
     };
     let Command::Validate(args) = args.command;
-    match validate::validate(&args, std::io::stdin()) {
+    match validate::validate(&args, stdin) {
         Ok(result) => match report::write(&result, args.output, out) {
             Ok(()) if result.has_errors() => VIOLATIONS,
             Ok(()) => OK,

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ExitCode::from(cli::run(std::env::args_os(), &mut std::io::stdout().lock()))
+    ExitCode::from(cli::run(std::env::args_os(), std::io::stdin(), &mut std::io::stdout().lock()))
 }

@@ -88,7 +88,7 @@ fn documents(file: &str, text: &str, sources: &mut Vec<Source>, checked: &mut Ch
             line: error.line,
             object: "file".to_owned(),
             rule: "yaml".to_owned(),
-            message: format!("it is not YAML: {error}"),
+            message: error.to_string(),
         }),
     }
 }

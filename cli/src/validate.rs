@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crds::policy::{Policy, PolicySet, Subject, Usage};
-use crds::rules::{self, Context, Kind};
+use crds::rules::{self, Context, EndpointPolicy, Kind};
 use crds::run_id::RunId;
 use crds::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, PolicyAction, PolicyTarget};
 use serde::Serialize;
@@ -68,7 +68,9 @@ pub(crate) fn validate(args: &ValidateArgs, stdin: impl Read) -> Result<Checked,
     let mut checked = Checked::default();
     let sources = source::read(&args.files, stdin, &mut checked)?;
     let policies = read_policies(&args.policies, &mut checked)?;
-    let surroundings = Surroundings::of(&sources, args);
+    let surroundings = Surroundings::of(&sources, args, &policies);
+    let endpoints =
+        EndpointPolicy { allowed_networks: &args.allowed_networks, allowed_hosts: &args.allowed_hosts };
     let mut run_ids: HashMap<String, String> = HashMap::new();
     for source in &sources {
         let object = &source.document.value;
@@ -82,7 +84,7 @@ pub(crate) fn validate(args: &ValidateArgs, stdin: impl Read) -> Result<Checked,
         let pipeline = surroundings.pipeline(&object, &namespace);
         let typed: Option<Pipeline> =
             pipeline.and_then(|pipeline| serde_json::from_value(pipeline.clone()).ok());
-        let context = Context { pipeline: typed.as_ref(), ..Context::default() };
+        let context = Context { endpoints, pipeline: typed.as_ref(), ..Context::default() };
         for violation in rules::check(&object, &context).unwrap_or_default() {
             let message = format!("{}: {}; {}", violation.field, violation.message, violation.fix);
             let rule = violation.rule.to_string();
@@ -111,8 +113,7 @@ fn judge(
         Kind::PipelinePolicy | Kind::ReferenceGrant => return,
     };
     let (labels, namespace_object) = surroundings.namespace(namespace);
-    let mut object = rules::default(kind, &object);
-    policies.fill_in(target, &labels, &mut object, None);
+    let object = defaulted(kind, target, &object, &labels, policies);
     let request = json!({
         "operation": "CREATE", "dryRun": true, "namespace": namespace, "name": object["metadata"]["name"],
         "kind": { "group": "filter.plainsight.ai", "version": "v1alpha1", "kind": kind.to_string() },
@@ -141,6 +142,19 @@ fn judge(
     }
 }
 
+/// As the webhook fills it in before any policy sees it.
+fn defaulted(
+    kind: Kind,
+    target: PolicyTarget,
+    object: &Value,
+    labels: &BTreeMap<String, String>,
+    policies: &PolicySet,
+) -> Value {
+    let mut object = rules::default(kind, object);
+    policies.fill_in(target, labels, &mut object, None);
+    object
+}
+
 /// Two runs of one commit with one id: only one of them would ever run.
 fn duplicate_run_id(
     source: &Source,
@@ -165,28 +179,32 @@ fn duplicate_run_id(
 
 /// The other objects of the commit.
 struct Surroundings<'a> {
-    pipelines: HashMap<(String, String), &'a Value>,
+    /// As they would be stored: placed, and with their defaults.
+    pipelines: HashMap<(String, String), Value>,
     namespaces: HashMap<&'a str, &'a Value>,
     default_namespace: &'a str,
     labels: BTreeMap<String, String>,
 }
 
 impl<'a> Surroundings<'a> {
-    fn of(sources: &'a [Source], args: &'a ValidateArgs) -> Self {
+    fn of(sources: &'a [Source], args: &'a ValidateArgs, policies: &PolicySet) -> Self {
         let mut this = Self {
             pipelines: HashMap::new(),
             namespaces: HashMap::new(),
             default_namespace: &args.namespace,
             labels: args.namespace_labels.iter().cloned().collect(),
         };
-        for Source { document, .. } in sources {
-            let value = &document.value;
-            let name = value.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-            if value["apiVersion"] == "v1" && value["kind"] == "Namespace" {
-                this.namespaces.insert(name, value);
-            } else if Kind::of(value) == Some(Kind::Pipeline) {
-                this.pipelines.insert((this.namespace_of(value), name.to_owned()), value);
-            }
+        let values = || sources.iter().map(|source| &source.document.value);
+        let name =
+            |value: &'a Value| value.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+        for value in values().filter(|value| value["apiVersion"] == "v1" && value["kind"] == "Namespace") {
+            this.namespaces.insert(name(value), value);
+        }
+        for value in values().filter(|value| Kind::of(value) == Some(Kind::Pipeline)) {
+            let namespace = this.namespace_of(value);
+            let (labels, placed) = (this.namespace(&namespace).0, placed(Kind::Pipeline, value, &namespace));
+            let stored = defaulted(Kind::Pipeline, PolicyTarget::Pipeline, &placed, &labels, policies);
+            this.pipelines.insert((namespace, name(value).to_owned()), stored);
         }
         this
     }
@@ -206,11 +224,11 @@ impl<'a> Surroundings<'a> {
         }
     }
 
-    fn pipeline(&self, object: &Value, namespace: &str) -> Option<&'a Value> {
+    fn pipeline(&self, object: &Value, namespace: &str) -> Option<&Value> {
         let reference = object.pointer("/spec/pipelineRef")?;
         let namespace = reference.get("namespace").and_then(Value::as_str).unwrap_or(namespace);
         let key = (namespace.to_owned(), reference.get("name")?.as_str()?.to_owned());
-        self.pipelines.get(&key).copied()
+        self.pipelines.get(&key)
     }
 }
 

@@ -32,6 +32,7 @@ async fn dev_is_installed_runs_a_pipeline_and_goes_without_what_users_have() {
 
     people_have_the_rights_of_their_roles(&cluster, &user.name).await;
     replicas::each_goes_under_load_and_no_request_fails(&cluster, &user.name).await;
+    replicas::each_is_killed_under_load_and_the_other_goes_on(&cluster, &user.name).await;
     a_running_run_is_changed_and_deleted(&cluster, &user.name).await;
     without_the_webhook_nothing_is_created_and_everything_can_go(&cluster, &user.name).await;
     a_run_is_deleted_while_valkey_is_away(&cluster, &user.name).await;

@@ -34,7 +34,8 @@ fn every_environment_of_the_sample_repository_is_admitted_by_the_policies_of_its
             words.extend(["--policies", &policies]);
         }
         let mut out = Vec::new();
-        (cli::run(words.iter().map(OsString::from), &mut out), String::from_utf8(out).unwrap())
+        let code = cli::run(words.iter().map(OsString::from), std::io::empty(), &mut out);
+        (code, String::from_utf8(out).unwrap())
     };
     for environment in ["dev", "prod"] {
         assert_eq!(validate(environment, environment), (0, "2 checked, nothing is wrong\n".to_owned()));

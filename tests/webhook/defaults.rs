@@ -66,6 +66,9 @@ async fn a_stored_run_gets_no_default_that_it_did_not_have() {
     // Applied again from a file without the default: as it was, so that nothing immutable changes.
     let with_default = with(stored.clone(), "/spec/execution/timeout", json!("2h"));
     assert_eq!(mutated(&webhook, &update(&with_default, &stored)).await.1, with_default);
+    // Also when the default is another one by now.
+    let older = with(stored.clone(), "/spec/execution/timeout", json!("5h"));
+    assert_eq!(mutated(&webhook, &update(&older, &stored)).await.1, older);
 }
 
 #[tokio::test(flavor = "multi_thread")]

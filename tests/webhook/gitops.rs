@@ -89,6 +89,26 @@ async fn another_namespace_is_reached_with_a_grant_only() {
     assert_eq!(webhook.client().create(&foreign).await["allowed"], true);
 }
 
+/// The keys are copied into the run's namespace, which their owners permit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_pipeline_has_its_keys_from_elsewhere_needs_a_grant_for_them() {
+    let webhook = Webhook::start();
+    webhook.pipeline(&with(pipeline(), "/spec/source/bucket/credentialsSecret/namespace", json!("shared")));
+    let refused = webhook.client().create(&run()).await;
+    assert!(message(&refused).contains("use Secret \"camera-keys\""), "{refused}");
+    webhook.grant(&grant());
+    assert_eq!(webhook.client().create(&run()).await["allowed"], true);
+    // The Pipeline's own namespace, if it is not the run's.
+    let webhook = Webhook::start();
+    webhook.pipeline(&with(pipeline(), "/metadata/namespace", json!("shared")));
+    let foreign = with(run(), "/spec/pipelineRef/namespace", json!("shared"));
+    webhook.grant(&with(grant(), "/spec/to", json!([{ "kind": "Pipeline" }])));
+    let refused = webhook.client().create(&foreign).await;
+    assert!(message(&refused).contains("use Secret \"camera-keys\""), "{refused}");
+    webhook.grant(&grant());
+    assert_eq!(webhook.client().create(&foreign).await["allowed"], true);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_thousand_concurrent_creates_with_one_run_id_one_is_admitted() {
     let webhook = Webhook::start();
@@ -163,6 +183,10 @@ async fn deleting_what_is_in_use_warns_and_is_never_refused() {
     webhook.grant(&grant());
     assert!(delete(&pipeline()).await.contains("1 runs of this Pipeline are not finished (team-a/monday)"));
     assert!(delete(&run()).await.contains("not finished"));
+    // All at once: the request names none of them.
+    let mut with_others = review("DELETE", &run());
+    with_others["request"]["name"] = json!("");
+    assert!(warnings(&client.ask("/validate/pipelinerun", &with_others).await).contains("not finished"));
     assert!(
         delete(&grant()).await.contains("1 runs that are not finished lose their Pipeline (team-a/borrowed)")
     );

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -23,6 +24,7 @@ use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use webhook::admit::{Admission, Live, Lookup, SecretKeys, Settings};
@@ -42,6 +44,49 @@ pub struct Known {
     pub secrets: Answers<(String, String), Vec<&'static str>>,
     /// Namespaces that no watch has brought.
     pub namespaces: Answers<String, BTreeMap<String, String>>,
+    /// Where requests are that ask for a namespace.
+    pub gate: Gate,
+}
+
+/// Lets requests pass, or holds them on their way until it is opened again.
+pub struct Gate {
+    open: watch::Sender<bool>,
+    inside: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self { open: watch::Sender::new(true), inside: AtomicUsize::new(0), most: AtomicUsize::new(0) }
+    }
+}
+
+impl Gate {
+    pub fn close(&self) {
+        self.open.send_replace(false);
+    }
+
+    pub fn open(&self) {
+        self.open.send_replace(true);
+    }
+
+    /// Waits until so many are held.
+    pub async fn holds(&self, number: usize) {
+        let held = || async { self.inside.load(Ordering::SeqCst) == number };
+        tests::eventually(&format!("{number} requests are held"), held).await;
+    }
+
+    /// The most that were ever there at once.
+    pub fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+
+    async fn pass(&self) {
+        self.most.fetch_max(self.inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        // It is not closed for good: the sender lives as long as this.
+        let _ = self.open.subscribe().wait_for(|open| *open).await;
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Live for Known {
@@ -56,6 +101,7 @@ impl Live for Known {
     fn namespace<'a>(&'a self, name: &'a str) -> Lookup<'a, KnownNamespace> {
         let found = self.namespaces.lock().unwrap().get(name).cloned();
         Box::pin(async move {
+            self.gate.pass().await;
             let known = |labels| KnownNamespace::new(name, labels, BTreeMap::new());
             found.transpose().map(|found| found.map(known))
         })
@@ -248,6 +294,18 @@ pub fn request(method: &str, path: &str, body: Vec<u8>) -> Request<Full<Bytes>> 
 
 /// Sends a request over a shared connection.
 pub async fn over(connection: &mut Http2, path: &str, body: Vec<u8>) -> std::io::Result<(StatusCode, Bytes)> {
+    connection.ready().await.map_err(std::io::Error::other)?;
+    let response =
+        connection.send_request(request("POST", path, body)).await.map_err(std::io::Error::other)?;
+    read(response).await
+}
+
+/// Sends a request over a connection that carries one after the other.
+pub async fn over_http1(
+    connection: &mut Http1,
+    path: &str,
+    body: Vec<u8>,
+) -> std::io::Result<(StatusCode, Bytes)> {
     connection.ready().await.map_err(std::io::Error::other)?;
     let response =
         connection.send_request(request("POST", path, body)).await.map_err(std::io::Error::other)?;

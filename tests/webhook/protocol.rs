@@ -1,15 +1,20 @@
 //! HTTP: what is answered to whom, and what happens to those who do not ask properly.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
+use http::StatusCode;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use tests::examples::{grant, pipeline, policy, run};
+use tests::examples::{grant, pipeline, policy, run, with};
+use tokio::task::JoinHandle;
 use webhook::admit::Settings;
 use webhook::server::Limits;
 
-use crate::harness::{Http1, Webhook, over, path, request, review};
+use crate::harness::{Client, Http1, Webhook, over, request, review};
+
+/// No answer of these tests is late, however slow the machine is.
+const LIMITS: Limits = Limits { answer: Duration::from_secs(600), concurrent: 128, bytes: 16 << 20 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn valid_objects_of_every_kind_are_admitted_over_every_protocol() {
@@ -92,7 +97,7 @@ async fn health_and_metrics_tell_what_happens() {
 /// The API server must be able to ask again, or to let `failurePolicy` decide.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_takes_too_long_is_an_error_and_not_a_verdict() {
-    let limits = Limits { answer: Duration::ZERO, concurrent: 1 };
+    let limits = Limits { answer: Duration::ZERO, concurrent: 1, ..LIMITS };
     let webhook = Webhook::with(Settings::default(), limits);
     let client = webhook.client();
     let body = serde_json::to_vec(&review("CREATE", &policy())).unwrap();
@@ -101,46 +106,62 @@ async fn an_answer_that_takes_too_long_is_an_error_and_not_a_verdict() {
     assert_eq!(status, 503, "{}", String::from_utf8_lossy(&answer));
 }
 
+/// Sends so many reviews of a run at once, each over a connection of its own as the API server does, and with so many bytes
+/// that nobody looks at.
+fn send_many(client: &Client, number: usize, padding: usize) -> Vec<JoinHandle<StatusCode>> {
+    let padded = with(review("CREATE", &run()), "/padding", json!("a".repeat(padding)));
+    let send = |_| {
+        let (client, body) = (client.clone(), serde_json::to_vec(&padded).unwrap());
+        tokio::spawn(async move { client.send("POST", "/validate/pipelinerun", body).await.unwrap().0 })
+    };
+    (0..number).map(send).collect()
+}
+
+async fn all_are_answered(requests: Vec<JoinHandle<StatusCode>>) {
+    for request in requests {
+        assert_eq!(request.await.unwrap(), 200);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_beyond_the_limit_wait_and_are_all_answered() {
-    let webhook = Webhook::with(Settings::default(), Limits { concurrent: 2, ..Limits::default() });
-    let connection = webhook.client().http2().await;
-    let body = serde_json::to_vec(&review("CREATE", &run())).unwrap();
-    let answers = (0..200).map(|_| {
-        let (mut connection, body) = (connection.clone(), body.clone());
-        async move { over(&mut connection, "/validate/pipelinerun", body).await.unwrap().0 }
-    });
-    assert!(join_all(answers).await.into_iter().all(|status| status == 200));
+    let webhook = Webhook::with(Settings::default(), Limits { concurrent: 2, ..LIMITS });
+    webhook.live.gate.close();
+    let requests = send_many(&webhook.client(), 10, 0);
+    tests::eventually("all have come", || async { webhook.metrics.in_flight.get() == 10 }).await;
+    webhook.live.gate.holds(2).await;
+    webhook.live.gate.open();
+    all_are_answered(requests).await;
+    assert_eq!(webhook.live.gate.most(), 2);
+}
+
+/// Many large bodies at once would take more memory than the pod has.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_bodies_wait_for_room_and_are_all_answered() {
+    let webhook = Webhook::with(Settings::default(), Limits { bytes: 10 << 20, ..LIMITS });
+    webhook.live.gate.close();
+    let requests = send_many(&webhook.client(), 6, 4 << 20);
+    tests::eventually("all have come", || async { webhook.metrics.in_flight.get() == 6 }).await;
+    webhook.live.gate.holds(2).await;
+    webhook.live.gate.open();
+    all_are_answered(requests).await;
+    assert_eq!(webhook.live.gate.most(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_drops_no_request_that_is_on_its_way() {
-    let webhook = Webhook::start();
-    let connection = webhook.client().http2().await;
-    let body = serde_json::to_vec(&review("CREATE", &policy())).unwrap();
-    let requests = (0..50).map(|_| {
-        let (mut connection, body) = (connection.clone(), body.clone());
-        tokio::spawn(async move { over(&mut connection, &path("validate", &policy()), body).await })
-    });
-    let requests: Vec<_> = requests.collect();
-    let metrics = std::sync::Arc::clone(&webhook.metrics);
-    tests::eventually("requests are being answered", || async { metrics.in_flight.get() > 0 }).await;
-    let client = webhook.client();
-    webhook.stop().await;
-    let answers = join_all(requests).await;
-    let answered =
-        answers.iter().filter(|answer| matches!(answer, Ok(Ok((status, _))) if *status == 200)).count();
-    // What the server had not begun when it stopped is told to go elsewhere, and can be sent again. What it had begun,
-    // the client has got.
-    let begun: usize = metrics
-        .text()
-        .lines()
-        .filter(|line| line.starts_with("openfilter_webhook_requests_total"))
-        .map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap())
-        .sum();
-    assert_eq!(answered, begun);
-    assert!(answered > 0 && metrics.in_flight.get() == 0);
-    assert!(client.send("GET", "/livez", Vec::new()).await.is_err(), "it still listens");
+    let webhook = Webhook::with(Settings::default(), LIMITS);
+    let (client, live, metrics) = (webhook.client(), Arc::clone(&webhook.live), Arc::clone(&webhook.metrics));
+    live.gate.close();
+    let requests = send_many(&client, 5, 0);
+    live.gate.holds(5).await;
+    let stopped = tokio::spawn(webhook.stop());
+    let gone = || async { client.send("GET", "/livez", Vec::new()).await.is_err() };
+    tests::eventually("it listens no more", gone).await;
+    live.gate.open();
+    all_are_answered(requests).await;
+    stopped.await.unwrap();
+    assert_eq!(metrics.in_flight.get(), 0);
 }
 
 /// The API server keeps connections of HTTP/1.1, and a request fails that it sends while one is closed.

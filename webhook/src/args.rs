@@ -95,14 +95,13 @@ impl Args {
             allowed_networks: self.allowed_networks.clone(),
             allowed_hosts: self.allowed_hosts.clone(),
             policy_timeout: self.policy_timeout,
-            // Evaluation is computation: more at once than processors only makes each slower.
-            evaluations: std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2)),
+            ..Settings::default()
         }
     }
 
     /// Limits of the server.
     pub fn limits(&self) -> Limits {
-        Limits { answer: self.answer_timeout, concurrent: self.concurrency }
+        Limits { answer: self.answer_timeout, concurrent: self.concurrency, ..Limits::default() }
     }
 }
 

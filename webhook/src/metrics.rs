@@ -81,6 +81,7 @@ pub struct Metrics {
     /// Requests that are being answered.
     pub in_flight: Gauge,
     watch: Family<WatchLabels, Seconds>,
+    watch_errors: Family<WatchLabels, Counter>,
     certificate: Seconds,
 }
 
@@ -97,6 +98,7 @@ impl Default for Metrics {
             policy_count: Family::default(),
             in_flight: Gauge::default(),
             watch: Family::default(),
+            watch_errors: Family::default(),
             certificate: Seconds::default(),
         };
         metrics.register();
@@ -116,6 +118,7 @@ impl Metrics {
             policy_count,
             in_flight,
             watch,
+            watch_errors,
             certificate,
         } = self;
         registry.register(
@@ -140,6 +143,8 @@ impl Metrics {
         registry.register("in_flight", "Requests that are being answered", in_flight.clone());
         let help = "When a watch last brought news, or was found complete";
         registry.register_with_unit("watch_news_timestamp", help, Unit::Seconds, watch.clone());
+        let help = "Watches that broke, and were started again";
+        registry.register("watch_errors", help, watch_errors.clone());
         let help = "When the serving certificate expires";
         registry.register_with_unit("certificate_expiry_timestamp", help, Unit::Seconds, certificate.clone());
     }
@@ -181,10 +186,18 @@ impl Metrics {
         set("broken", broken);
     }
 
-    /// A watch brought news.
-    pub fn watch_news(&self, kind: &'static str) {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.watch.get_or_create(&WatchLabels { kind }).set(now.as_secs_f64());
+    /// A watch brought news, or broke, which is no news: what is known is as old as it was.
+    pub fn watched<T, E>(&self, kind: &'static str, event: &Result<T, E>) {
+        let labels = WatchLabels { kind };
+        match event {
+            Ok(_) => {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                self.watch.get_or_create(&labels).set(now.as_secs_f64());
+            }
+            Err(_) => {
+                self.watch_errors.get_or_create(&labels).inc();
+            }
+        }
     }
 
     /// The serving certificate expires then.
@@ -198,5 +211,21 @@ impl Metrics {
         // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_breaks_brings_no_news() {
+        let metrics = Metrics::default();
+        metrics.watched("runs", &Err::<(), _>("gone"));
+        let text = metrics.text();
+        assert!(text.contains("watch_errors_total{kind=\"runs\"} 1"), "{text}");
+        assert!(!text.contains("watch_news_timestamp_seconds{"), "{text}");
+        metrics.watched("runs", &Ok::<_, ()>(()));
+        assert!(metrics.text().contains("watch_news_timestamp_seconds{kind=\"runs\"}"));
     }
 }

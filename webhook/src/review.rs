@@ -113,6 +113,9 @@ impl Request {
         if group != "filter.plainsight.ai" || kind != expected.to_string() {
             return Err(Malformed::Kind { found: format!("{group}/{kind}"), expected });
         }
+        // Of many objects that are deleted with one request none is named, and each comes by itself.
+        let old_name = old_object.pointer("/metadata/name").and_then(Value::as_str);
+        let name = if name.is_empty() { old_name.unwrap_or_default().to_owned() } else { name };
         Ok(Self { uid, kind: expected, operation, namespace, name, dry_run, object, old_object, about })
     }
 
@@ -239,6 +242,16 @@ mod tests {
         assert_eq!(request.about["userInfo"]["username"], "kim");
         assert_eq!(request.about.get("object"), None);
         assert_eq!(request.title(), "PipelineRun \"team-a/monday\"");
+    }
+
+    #[test]
+    fn what_is_deleted_with_others_is_named_by_the_object_that_is_there() {
+        let body = review(|review| {
+            review["request"]["operation"] = json!("DELETE");
+            review["request"]["name"] = json!("");
+            review["request"]["oldObject"] = json!({ "metadata": { "name": "tuesday" } });
+        });
+        assert_eq!(Request::read(&body, Kind::PipelineRun).unwrap().name, "tuesday");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The HTTPS server: reads reviews, hands them to [`Admission`], writes answers. Its limits are here: how large a body
-//! is, how long an answer may take, how many are worked on at once.
+//! is, how long an answer may take, how many are worked on at once, and how much memory their bodies take.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{Request as HttpRequest, State};
 use axum::http::{HeaderValue, StatusCode, Version, header};
 use axum::middleware::{self, Next};
@@ -17,7 +17,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
 use crds::rules::Kind;
 use serde_json::json;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
@@ -39,11 +39,14 @@ pub struct Limits {
     pub answer: Duration,
     /// Requests that are worked on at once; others wait.
     pub concurrent: usize,
+    /// Bytes of the bodies that are worked on at once; others wait. At least one body of the largest size is let in.
+    pub bytes: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { answer: Duration::from_secs(8), concurrent: 128 }
+        // What is made of a body takes up to ten times its size; this fits into the memory of a small pod.
+        Self { answer: Duration::from_secs(8), concurrent: 128, bytes: 2 * BODY_MAX }
     }
 }
 
@@ -53,6 +56,26 @@ pub struct Shared {
     metrics: Arc<Metrics>,
     limits: Limits,
     slots: Semaphore,
+    room: Room,
+}
+
+/// Memory for bodies. What is large waits until there is room for it, and small ones hardly ever wait.
+struct Room(Semaphore);
+
+impl Room {
+    /// Counted in KiB: a body of a few hundred bytes takes more than those.
+    const UNIT: usize = 1024;
+
+    fn new(bytes: usize) -> Self {
+        Self(Semaphore::new(bytes.max(BODY_MAX).div_ceil(Self::UNIT)))
+    }
+
+    /// Waits for as much as a body says it has, or for the largest if it does not say.
+    async fn take(&self, said: Option<u64>) -> Option<SemaphorePermit<'_>> {
+        let bytes = said.and_then(|bytes| usize::try_from(bytes).ok());
+        let units = bytes.map_or(BODY_MAX, |bytes| bytes.min(BODY_MAX)).div_ceil(Self::UNIT);
+        self.0.acquire_many(u32::try_from(units).unwrap_or(u32::MAX)).await.ok()
+    }
 }
 
 /// One of the two questions that the API server asks.
@@ -74,7 +97,8 @@ impl Step {
 /// The endpoints: `/mutate/<kind>` and `/validate/<kind>`, each kind in lower case.
 pub fn router(admission: Admission, metrics: Arc<Metrics>, limits: Limits, health: Health) -> Router {
     let slots = Semaphore::new(limits.concurrent.max(1));
-    let shared = Arc::new(Shared { admission, metrics: Arc::clone(&metrics), limits, slots });
+    let room = Room::new(limits.bytes);
+    let shared = Arc::new(Shared { admission, metrics: Arc::clone(&metrics), limits, slots, room });
     let mut router = Router::new();
     for kind in [Kind::Pipeline, Kind::PipelineRun, Kind::PipelinePolicy, Kind::ReferenceGrant] {
         for step in [Step::Mutate, Step::Validate] {
@@ -111,11 +135,12 @@ pub fn health_router(metrics: Arc<Metrics>, health: Health) -> Router {
 }
 
 async fn answer(shared: Arc<Shared>, step: Step, kind: Kind, body: Body) -> Response {
-    let started = Instant::now();
+    let (started, said) = (Instant::now(), body.size_hint().upper());
     shared.metrics.in_flight.inc();
     let limited = timeout(shared.limits.answer, async {
         // Waiting for a slot counts as part of the answer: the API server's patience does.
         let _slot = shared.slots.acquire().await;
+        let _room = shared.room.take(said).await;
         review(&shared, step, kind, body).await
     });
     let (response, outcome) = limited.await.unwrap_or_else(|_elapsed| {

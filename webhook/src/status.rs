@@ -4,6 +4,9 @@
 //! from what is there. So no leader is needed, whoever is up keeps it right, and a second writer changes nothing. It is
 //! written when a policy changes, never while a request is answered: admission has no side effects.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use crds::policy::Policy;
 use crds::v1alpha1::{PipelinePolicy, PipelinePolicyStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -11,6 +14,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tracing::warn;
 
 /// Who owns the fields that the webhook writes.
@@ -19,20 +23,58 @@ pub const FIELD_MANAGER: &str = "openfilter-webhook";
 /// A condition's message is shown in a terminal.
 const MESSAGE_MAX: usize = 1024;
 
+/// Between two attempts to write what could not be written. Enforcement does not depend on it, so there is no hurry.
+const RETRY: Duration = Duration::from_secs(15);
+
 /// Writes the status of each policy that comes, if it is not so already.
-pub async fn write(client: Client, mut policies: mpsc::UnboundedReceiver<PipelinePolicy>) {
+pub async fn write(client: Client, policies: mpsc::UnboundedReceiver<PipelinePolicy>) {
     let api: Api<PipelinePolicy> = Api::all(client);
-    let params = PatchParams::apply(FIELD_MANAGER).force();
-    while let Some(policy) = policies.recv().await {
-        let Some(status) = wanted(&policy, Time(jiff::Timestamp::now())) else { continue };
-        let name = policy.name_any();
-        let patch = json!({
-            "apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelinePolicy",
-            "metadata": { "name": name }, "status": status
-        });
-        if let Err(error) = api.patch_status(&name, &params, &Patch::Apply(&patch)).await {
-            // The next change, or the next start of any replica, tries again; enforcement does not depend on it.
-            warn!(policy = name, %error, "the status of the policy could not be written");
+    until_each_is_done(policies, RETRY, |policy| {
+        let api = api.clone();
+        async move { write_one(&api, &policy).await }
+    })
+    .await;
+}
+
+/// Whether nothing is left to do.
+async fn write_one(api: &Api<PipelinePolicy>, policy: &PipelinePolicy) -> bool {
+    let Some(status) = wanted(policy, Time(jiff::Timestamp::now())) else { return true };
+    let name = policy.name_any();
+    let patch = json!({
+        "apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelinePolicy",
+        "metadata": { "name": name }, "status": status
+    });
+    match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await {
+        Ok(_) => true,
+        Err(kube::Error::Api(status)) if status.code == 404 => true,
+        Err(error) => {
+            warn!(policy = name, %error, "the status of the policy could not be written, and is tried again");
+            false
+        }
+    }
+}
+
+/// Attempts each policy as it comes, and again after a while what failed, unless a newer version came.
+async fn until_each_is_done<F: Future<Output = bool>>(
+    mut policies: mpsc::UnboundedReceiver<PipelinePolicy>,
+    retry: Duration,
+    mut attempt: impl FnMut(PipelinePolicy) -> F,
+) {
+    let mut failed: BTreeMap<String, PipelinePolicy> = BTreeMap::new();
+    loop {
+        let wait = if failed.is_empty() { Duration::MAX } else { retry };
+        let due = match timeout(wait, policies.recv()).await {
+            Ok(Some(policy)) => vec![policy],
+            Ok(None) => return,
+            Err(_elapsed) => failed.values().cloned().collect(),
+        };
+        for policy in due {
+            let name = policy.name_any();
+            if attempt(policy.clone()).await {
+                failed.remove(&name);
+            } else {
+                failed.insert(name, policy);
+            }
         }
     }
 }
@@ -92,6 +134,29 @@ mod tests {
             ("True", "1 rules and 0 defaults are in force")
         );
         assert_eq!(wanted(&policy("true", Some(status)), at(2)), None);
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_written_is_tried_again_until_it_is_or_a_newer_version_came() {
+        let (send, policies) = mpsc::unbounded_channel();
+        let (attempted, mut attempts) = mpsc::unbounded_channel();
+        send.send(policy("true", None)).unwrap();
+        let writer = tokio::spawn(until_each_is_done(policies, Duration::from_millis(1), move |policy| {
+            let generation = policy.metadata.generation;
+            attempted.send(generation).unwrap();
+            async move { generation == Some(4) }
+        }));
+        for _ in 0..3 {
+            assert_eq!(attempts.recv().await, Some(Some(3)));
+        }
+        let mut newer = policy("true", None);
+        newer.metadata.generation = Some(4);
+        send.send(newer).unwrap();
+        drop(send);
+        writer.await.unwrap();
+        let mut rest = Vec::new();
+        attempts.recv_many(&mut rest, 1_000_000).await;
+        assert_eq!(rest.last(), Some(&Some(4)), "the older one is left alone");
     }
 
     #[test]

@@ -153,7 +153,7 @@ impl Watches {
         let mut events = Box::pin(api.events());
         let mut listed = Vec::new();
         while let Some(event) = events.next().await {
-            self.metrics.watch_news(kind);
+            self.metrics.watched(kind, &event);
             match event {
                 Ok(Event::Init) => listed = Vec::new(),
                 Ok(Event::InitApply(object)) => listed.push(object),

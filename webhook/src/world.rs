@@ -4,7 +4,7 @@
 //! No client here: `watch.rs` fills it, tests fill it directly, and requests read it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use crds::policy::{Policy, PolicySet, Usage};
@@ -23,13 +23,23 @@ pub type Key = (String, String);
 #[derive(Debug, Default)]
 pub struct World {
     index: RwLock<Index>,
-    reserved: Mutex<HashMap<String, Reservation>>,
+    reserved: Mutex<Reservations>,
+}
+
+/// By runId.
+#[derive(Debug, Default)]
+struct Reservations {
+    of: HashMap<String, Reservation>,
+    /// How many there have ever been.
+    made: u64,
 }
 
 /// A runId of a run that was admitted and that the watch has not shown yet.
 #[derive(Debug)]
 struct Reservation {
     holder: Key,
+    /// Those with lower numbers came first.
+    number: u64,
     parallelism: i64,
     since: Instant,
 }
@@ -115,16 +125,17 @@ impl World {
         if stored.is_some() {
             return stored;
         }
-        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.retain(|_, reservation| reservation.since.elapsed() < RESERVED);
-        match reserved.get(run_id.as_str()) {
+        let mut reserved = self.reserved();
+        reserved.of.retain(|_, reservation| reservation.since.elapsed() < RESERVED);
+        match reserved.of.get(run_id.as_str()) {
             Some(Reservation { holder, .. }) if holder != asker => Some(holder.clone()),
             _ => {
                 if let Some(run) = reserve {
-                    let parallelism = parallelism(run);
+                    reserved.made += 1;
+                    let (number, parallelism) = (reserved.made, parallelism(run));
                     let reservation =
-                        Reservation { holder: asker.clone(), parallelism, since: Instant::now() };
-                    reserved.insert(run_id.as_str().to_owned(), reservation);
+                        Reservation { holder: asker.clone(), number, parallelism, since: Instant::now() };
+                    reserved.of.insert(run_id.as_str().to_owned(), reservation);
                 }
                 None
             }
@@ -133,19 +144,28 @@ impl World {
 
     /// The run was not admitted after all.
     pub fn give_back(&self, asker: &Key) {
-        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.retain(|_, reservation| reservation.holder != *asker);
+        self.reserved().of.retain(|_, reservation| reservation.holder != *asker);
+    }
+
+    fn reserved(&self) -> MutexGuard<'_, Reservations> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What other runs of the run's namespace use that have not ended: those that are known, and those that this replica
     /// has just admitted. What other replicas admit in the same moment is not in it.
-    pub fn usage_of_others(&self, (namespace, name): &Key) -> Usage {
+    ///
+    /// Of runs that are asked about at the same moment the later counts the earlier: if each counted all others, none would
+    /// be admitted where there is room for one.
+    pub fn usage_of_others(&self, asker: &Key) -> Usage {
+        let (namespace, name) = asker;
         let mut usage = Usage::default();
         let mut add = |parallelism: i64| {
             usage.active_runs += 1;
             usage.parallelism = usage.parallelism.saturating_add(parallelism);
         };
-        let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let reserved = self.reserved();
+        let own = reserved.of.values().find(|reservation| reservation.holder == *asker);
+        let turn = own.map_or(u64::MAX, |own| own.number);
         let index = self.read();
         let other = |key: &Key| key.0 == *namespace && key.1 != *name;
         index
@@ -153,8 +173,9 @@ impl World {
             .iter()
             .filter(|(key, run)| other(key) && !run.finished)
             .for_each(|(_, run)| add(run.parallelism));
-        for Reservation { holder, parallelism, since } in reserved.values() {
-            if other(holder) && since.elapsed() < RESERVED && !index.runs.contains_key(holder) {
+        for Reservation { holder, number, parallelism, since } in reserved.of.values() {
+            let counts = other(holder) && *number < turn && since.elapsed() < RESERVED;
+            if counts && !index.runs.contains_key(holder) {
                 add(*parallelism);
             }
         }
@@ -309,6 +330,19 @@ mod tests {
         assert_eq!(usage("a"), Usage { active_runs: 1, parallelism: default }, "a run is no other of itself");
         world.write().set_run(&run("c", None, "Running"));
         assert_eq!(usage("new").active_runs, 2, "one that the watch has shown is counted once");
+    }
+
+    #[test]
+    fn of_runs_that_are_asked_about_at_once_the_later_counts_the_earlier() {
+        let world = World::default();
+        for name in ["first", "second", "third"] {
+            let id = format!("team-a.{name}").parse().unwrap();
+            assert_eq!(world.taken(&id, &key(name), Some(&run(name, None, "Pending"))), None);
+        }
+        let counted = |name: &str| world.usage_of_others(&key(name)).active_runs;
+        assert_eq!(["first", "second", "third", "dry-run"].map(counted), [0, 1, 2, 3]);
+        world.give_back(&key("first"));
+        assert_eq!(counted("third"), 1);
     }
 
     #[test]

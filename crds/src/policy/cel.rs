@@ -20,8 +20,11 @@ use super::meter::{self, BUILT, PAIRED, QUADRATIC, SMALL_RESULT, TURN};
 use super::one_line;
 use crate::rules::nearest;
 
-/// Nested brackets, and operators that wait for each other. Deeper ones are not written by people.
-const DEPTH_MAX: usize = 48;
+/// Nested brackets. Deeper ones are not written by people.
+const BRACKETS_MAX: u16 = 48;
+/// Operators and calls that wait for each other, with those that meter them. The interpreter needs up to 36 KiB of stack for
+/// each in a debug build, and evaluates on threads that have 2 MiB.
+const LEVELS_MAX: usize = 40;
 /// Loops within loops: filters, their variables, and a list to compare with.
 const LOOPS_MAX: usize = 3;
 /// Expressions are parsed by recursive descent; 4,096 characters need less than this, also in a debug build.
@@ -79,10 +82,13 @@ impl Expression {
     }
 
     fn parse(source: &str) -> Result<Self, String> {
-        let parser = Parser::new().max_recursion_depth(DEPTH_MAX as u16);
+        let parser = Parser::new().max_recursion_depth(BRACKETS_MAX);
         let parsed = parser.parse(source).map_err(|error| one_line(&error.to_string()))?;
-        let mut rewriter = Rewriter { scope: Vec::new(), loops: 0, depth: 0, variables: BTreeSet::new() };
+        let mut rewriter = Rewriter { scope: Vec::new(), loops: 0, variables: BTreeSet::new() };
         let expression = rewriter.rewrite(parsed)?;
+        if levels(&expression) > LEVELS_MAX {
+            return Err("it is nested too deeply".to_owned());
+        }
         Ok(Self { expression, variables: rewriter.variables })
     }
 
@@ -173,17 +179,11 @@ fn explain(error: &ExecutionError) -> String {
 struct Rewriter {
     scope: Vec<String>,
     loops: usize,
-    depth: usize,
     variables: BTreeSet<Variable>,
 }
 
 impl Rewriter {
     fn rewrite(&mut self, expression: IdedExpr) -> Result<IdedExpr, String> {
-        self.depth += 1;
-        // A chain of ten operators is ten deep; the parser's own limit is about brackets.
-        if self.depth > DEPTH_MAX * 4 {
-            return Err("it is nested too deeply".to_owned());
-        }
         let IdedExpr { id, expr } = expression;
         let expr = match expr {
             Expr::Literal(literal) => Expr::Literal(literal),
@@ -206,7 +206,6 @@ impl Rewriter {
             }
             Expr::Unspecified => return Err("it is empty".to_owned()),
         };
-        self.depth -= 1;
         Ok(IdedExpr { id, expr })
     }
 
@@ -315,6 +314,28 @@ impl Rewriter {
             loop_step,
             result,
         })))
+    }
+}
+
+/// How many levels of an expression the interpreter is in at most.
+fn levels(expression: &IdedExpr) -> usize {
+    fn deepest<'a>(below: impl IntoIterator<Item = &'a IdedExpr>) -> usize {
+        below.into_iter().map(levels).max().unwrap_or(0)
+    }
+    1 + match &expression.expr {
+        Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) | Expr::Struct(_) => 0,
+        Expr::Select(select) => levels(&select.operand),
+        Expr::List(list) => deepest(&list.elements),
+        Expr::Map(map) => deepest(map.entries.iter().flat_map(|entry| match &entry.expr {
+            EntryExpr::MapEntry(entry) => vec![&entry.key, &entry.value],
+            EntryExpr::StructField(field) => vec![&field.value],
+        })),
+        Expr::Call(call) => deepest(call.target.as_deref().into_iter().chain(&call.args)),
+        Expr::Comprehension(comprehension) => {
+            let ComprehensionExpr { iter_range, accu_init, loop_cond, loop_step, result, .. } =
+                &**comprehension;
+            deepest([iter_range, accu_init, loop_cond, loop_step, result])
+        }
     }
 }
 

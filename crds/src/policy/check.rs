@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
-use super::{REGEX_BYTES_MAX, one_line};
+use super::{REGEX_BYTES_MAX, REGEX_TEXT_MAX, one_line};
 use crate::rules::{parse_duration, parse_quantity, quote};
 use crate::v1alpha1::PolicyRange;
 
@@ -72,6 +72,10 @@ impl Check {
             (Self::Required, Some(_)) | (_, None) => None,
             (Self::Forbidden, Some(Value::Bool(false))) => None,
             (Self::Forbidden, Some(value)) => Some(format!("is {}", shown(value))),
+            (Self::Regex(_), Some(Value::String(text))) if text.len() > REGEX_TEXT_MAX => Some(format!(
+                "has {} bytes, and a pattern is held against {REGEX_TEXT_MAX} at most",
+                text.len()
+            )),
             (Self::Regex(regex), Some(value)) => {
                 let matches = match value {
                     Value::String(text) => regex.is_match(text),
@@ -96,12 +100,12 @@ impl Check {
 }
 
 /// The regular expression must match as a whole, as people expect of "allowed values".
-pub(super) fn compile_regex_whole(pattern: &str) -> Result<Regex, String> {
+pub(crate) fn compile_regex_whole(pattern: &str) -> Result<Regex, String> {
     compile_regex(pattern)?;
     compile_regex(&format!("^(?:{pattern})$"))
 }
 
-pub(crate) fn compile_regex(pattern: &str) -> Result<Regex, String> {
+pub(super) fn compile_regex(pattern: &str) -> Result<Regex, String> {
     let built = RegexBuilder::new(pattern).size_limit(REGEX_BYTES_MAX).build();
     built.map_err(|error| one_line(&error.to_string()))
 }
@@ -247,6 +251,13 @@ mod tests {
         for bad in [json!("evil/ghcr.io/acme/a"), json!("local2"), json!(["local"]), json!(5)] {
             assert!(problem(&check, bad.clone()).is_some(), "{bad}");
         }
+        let longest = json!(format!("ghcr.io/acme/{}", "a".repeat(REGEX_TEXT_MAX - 13)));
+        assert_eq!(problem(&check, longest), None);
+        let longer = json!(format!("ghcr.io/acme/{}", "a".repeat(REGEX_TEXT_MAX)));
+        assert_eq!(
+            problem(&check, longer).as_deref(),
+            Some("has 65549 bytes, and a pattern is held against 65536 at most")
+        );
         // An alternative must not escape the anchors by its own brackets.
         assert!(compile_regex_whole("a)|(b").is_err());
     }

@@ -140,6 +140,32 @@ impl FieldPath {
     }
 }
 
+impl FieldPath {
+    /// Fills in what a stored run has and its new version leaves out; `default` is the value of today.
+    pub(super) fn keep(&self, object: &mut Value, stored: &Value, default: &Value) {
+        for Place { path, value } in self.places(stored) {
+            let Some(value) = value.filter(|value| !self.may_change_in_a_run() || *value == default) else {
+                continue;
+            };
+            // A path to one place is a path, unless a key has characters that no path can name.
+            if let Ok(path) = path.parse::<Self>() {
+                path.fill(object, value);
+            }
+        }
+    }
+
+    /// What of a run its owner may change; see the rules of a PipelineRun.
+    fn may_change_in_a_run(&self) -> bool {
+        let name = |index: usize| match self.0.get(index) {
+            Some(Step::Name(name)) => name.as_str(),
+            _ => "",
+        };
+        name(0) == "metadata"
+            || name(1) == "suspend"
+            || name(1) == "execution" && matches!(name(2), "parallelism" | "maxFailedFiles")
+    }
+}
+
 impl<'a> Place<'a> {
     fn step(self, step: &Step) -> Vec<Self> {
         let Self { mut path, value } = self;

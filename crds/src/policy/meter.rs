@@ -16,6 +16,8 @@ use kube_cel::cel::objects::Value;
 use kube_cel::cel::{Context, ExecutionError};
 use regex::Regex;
 
+use super::REGEX_TEXT_MAX;
+
 /// Turns of loops of one evaluation. A policy over 32 filters with 256 variables each needs 8,192.
 const TURNS_MAX: u32 = 50_000;
 
@@ -92,6 +94,12 @@ struct Allowance {
     spent: bool,
 }
 
+impl Allowance {
+    fn is_late(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() > until)
+    }
+}
+
 /// Runs `evaluate` with a fresh allowance; `None` if it was used up, whatever the result was.
 pub(super) fn metered<T>(until: Instant, evaluate: impl FnOnce() -> T) -> Option<T> {
     let fresh = Allowance { turns: TURNS_MAX, built: BUILT_MAX, until: Some(until), spent: false };
@@ -111,6 +119,8 @@ pub(super) fn library() -> &'static Context<'static> {
         library.add_function("matches", matches);
         library.add_function("find", find);
         library.add_function("findAll", find_all);
+        library.add_function("indexOf", index_of);
+        library.add_function("lastIndexOf", last_index_of);
         library.add_function("replace", replace);
         library.add_function("join", join);
         library.add_function("lists.range", range);
@@ -128,8 +138,7 @@ fn refuse(mut allowance: Allowance, what: &str) -> ExecutionError {
 fn turn(goes_on: Value) -> Result<Value, ExecutionError> {
     let mut allowance = ALLOWANCE.get();
     // One look at the clock per turn: a turn may clone a whole object, which takes much longer than the look.
-    let late = allowance.until.is_some_and(|until| Instant::now() > until);
-    if allowance.turns == 0 || late || allowance.spent {
+    if allowance.turns == 0 || allowance.is_late() || allowance.spent {
         return Err(refuse(allowance, "the expression takes too long"));
     }
     allowance.turns -= 1;
@@ -139,9 +148,8 @@ fn turn(goes_on: Value) -> Result<Value, ExecutionError> {
 
 fn built(value: Value) -> Result<Value, ExecutionError> {
     let mut allowance = ALLOWANCE.get();
-    let late = allowance.until.is_some_and(|until| Instant::now() > until);
     match measure(&value, allowance.built) {
-        Some(size) if !late && !allowance.spent => {
+        Some(size) if !allowance.is_late() && !allowance.spent => {
             allowance.built -= size;
             ALLOWANCE.set(allowance);
             Ok(value)
@@ -198,7 +206,7 @@ pub(super) fn regex(pattern: &str) -> Result<Regex, String> {
     if let Some(regex) = found {
         return Ok(regex);
     }
-    let regex = super::compile_regex(pattern)?;
+    let regex = super::check::compile_regex(pattern)?;
     let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
     // Patterns that are put together from objects could fill it.
     if kept.len() >= REGEXES_KEPT {
@@ -208,17 +216,29 @@ pub(super) fn regex(pattern: &str) -> Result<Regex, String> {
     Ok(regex)
 }
 
-fn with_regex<T>(name: &str, pattern: &str, use_it: impl FnOnce(&Regex) -> T) -> Result<T, ExecutionError> {
-    let regex = regex(pattern).map_err(|error| ExecutionError::function_error(name, error))?;
-    Ok(use_it(&regex))
+/// The expression for a search in `text`, if there is time for one.
+fn searching(name: &str, text: &str, pattern: &str) -> Result<Regex, ExecutionError> {
+    if text.len() > REGEX_TEXT_MAX {
+        return Err(refuse(ALLOWANCE.get(), "the text is too long for a regular expression"));
+    }
+    in_time()?;
+    regex(pattern).map_err(|error| ExecutionError::function_error(name, error))
+}
+
+fn in_time() -> Result<(), ExecutionError> {
+    match ALLOWANCE.get() {
+        late if late.is_late() => Err(refuse(late, "the expression takes too long")),
+        _ => Ok(()),
+    }
 }
 
 fn matches(This(text): This<Arc<String>>, pattern: Arc<String>) -> Result<Value, ExecutionError> {
-    with_regex("matches", &pattern, |regex| Value::Bool(regex.is_match(&text)))
+    Ok(Value::Bool(searching("matches", &text, &pattern)?.is_match(&text)))
 }
 
 fn find(This(text): This<Arc<String>>, pattern: Arc<String>) -> Result<Value, ExecutionError> {
-    with_regex("find", &pattern, |regex| regex.find(&text).map_or("", |found| found.as_str()).into())
+    let found = searching("find", &text, &pattern)?;
+    Ok(found.find(&text).map_or("", |found| found.as_str()).into())
 }
 
 fn find_all(This(text): This<Arc<String>>, Arguments(args): Arguments) -> Result<Value, ExecutionError> {
@@ -229,11 +249,74 @@ fn find_all(This(text): This<Arc<String>>, Arguments(args): Arguments) -> Result
             return Err(ExecutionError::function_error("findAll", "it needs a pattern, and perhaps a limit"));
         }
     };
-    with_regex("findAll", pattern, |regex| {
-        let found: Vec<Value> =
-            regex.find_iter(&text).take(most).map(|found| found.as_str().into()).collect();
-        Value::from(found)
-    })
+    let regex = searching("findAll", &text, pattern)?;
+    collected(regex.find_iter(&text).take(most).map(|found| found.as_str()))
+}
+
+/// Each match may need a search to the end of the text, so one look at the clock is not enough for all of them.
+fn collected<'t>(found: impl Iterator<Item = &'t str>) -> Result<Value, ExecutionError> {
+    let found = found.map(|found| in_time().map(|()| found.into()));
+    Ok(Value::from(found.collect::<Result<Vec<Value>, _>>()?))
+}
+
+/// The library's own compares at every place; these take time by the sum of both texts, and count characters as it does.
+fn index_of(This(this): This<Value>, Arguments(args): Arguments) -> Result<Value, ExecutionError> {
+    match (&this, args.as_slice()) {
+        (Value::String(text), [Value::String(part)]) => Ok(characters_before(text, text.find(part.as_str()))),
+        (Value::String(_), [Value::String(part), Value::Int(from)]) if part.is_empty() => {
+            Ok(Value::Int(*from))
+        }
+        (Value::String(text), [Value::String(part), Value::Int(from)]) => {
+            let Some(start) = place_of(text, offset("indexOf", *from)?) else { return Ok(Value::Int(-1)) };
+            Ok(characters_before(text, text[start..].find(part.as_str()).map(|found| start + found)))
+        }
+        (Value::List(list), [entry]) => Ok(index(list.iter().position(|other| other == entry))),
+        _ => {
+            Err(ExecutionError::function_error("indexOf", "it needs a text in a text, or an entry of a list"))
+        }
+    }
+}
+
+fn last_index_of(This(this): This<Value>, Arguments(args): Arguments) -> Result<Value, ExecutionError> {
+    match (&this, args.as_slice()) {
+        (Value::String(text), [Value::String(part)]) => {
+            Ok(characters_before(text, text.rfind(part.as_str())))
+        }
+        (Value::String(_), [Value::String(part), Value::Int(until)]) if part.is_empty() => {
+            Ok(Value::Int(*until))
+        }
+        (Value::String(text), [Value::String(part), Value::Int(until)]) => {
+            let Some(last) = place_of(text, offset("lastIndexOf", *until)?) else {
+                return Ok(Value::Int(-1));
+            };
+            // A match may begin at the last place, and goes on beyond it.
+            let end = text.floor_char_boundary(last.saturating_add(part.len()));
+            Ok(characters_before(text, text[..end].rfind(part.as_str())))
+        }
+        (Value::List(list), [entry]) => Ok(index(list.iter().rposition(|other| other == entry))),
+        _ => Err(ExecutionError::function_error(
+            "lastIndexOf",
+            "it needs a text in a text, or an entry of a list",
+        )),
+    }
+}
+
+fn offset(name: &str, given: i64) -> Result<usize, ExecutionError> {
+    let outside = || ExecutionError::function_error(name, format!("index out of range: {given}"));
+    usize::try_from(given).map_err(|_negative| outside())
+}
+
+/// Where a character begins; `None` beyond the last.
+fn place_of(text: &str, character: usize) -> Option<usize> {
+    text.char_indices().nth(character).map(|(place, _)| place)
+}
+
+fn characters_before(text: &str, place: Option<usize>) -> Value {
+    index(place.map(|place| text[..place].chars().count()))
+}
+
+fn index(found: Option<usize>) -> Value {
+    Value::Int(found.and_then(|index| i64::try_from(index).ok()).unwrap_or(-1))
 }
 
 fn replace(This(text): This<Arc<String>>, Arguments(args): Arguments) -> Result<Value, ExecutionError> {
@@ -282,4 +365,59 @@ pub(super) fn is_excessive_format(pattern: &str) -> bool {
         .split("%.")
         .skip(1)
         .any(|rest| rest.bytes().take_while(u8::is_ascii_digit).count() > PRECISION_DIGITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn text(text: &str) -> This<Arc<String>> {
+        This(Arc::new(text.to_owned()))
+    }
+
+    fn all(pattern: &str) -> Arguments {
+        Arguments(Arc::new(vec![Value::from(pattern)]))
+    }
+
+    /// Nothing else looks at the clock while these run.
+    #[test]
+    fn every_search_looks_at_the_clock() {
+        let (past, future) =
+            (Instant::now() - Duration::from_secs(1), Instant::now() + Duration::from_secs(600));
+        let searches: [&dyn Fn() -> Result<Value, ExecutionError>; 3] = [
+            &|| matches(text("aaa"), Arc::new("a".to_owned())),
+            &|| find(text("aaa"), Arc::new("a".to_owned())),
+            &|| find_all(text("aaa"), all("a")),
+        ];
+        for search in searches {
+            assert!(metered(future, search).is_some_and(|found| found.is_ok()));
+            assert!(metered(past, search).is_none());
+        }
+    }
+
+    #[test]
+    fn a_search_that_finds_much_looks_at_the_clock_for_each_match() {
+        let (past, future) =
+            (Instant::now() - Duration::from_secs(1), Instant::now() + Duration::from_secs(600));
+        let looked_at = Cell::new(0);
+        let matches = ["a"; 5].into_iter().inspect(|_| {
+            looked_at.set(looked_at.get() + 1);
+            if looked_at.get() == 2 {
+                ALLOWANCE.set(Allowance { until: Some(past), ..ALLOWANCE.get() });
+            }
+        });
+        assert!(metered(future, || collected(matches)).is_none());
+        assert_eq!(looked_at.get(), 2);
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_for_a_search_is_not_searched() {
+        let until = Instant::now() + Duration::from_secs(600);
+        let search =
+            |length: usize| metered(until, || matches(text(&"a".repeat(length)), Arc::new("a$".to_owned())));
+        assert!(search(REGEX_TEXT_MAX).is_some_and(|found| found.is_ok()));
+        assert!(search(REGEX_TEXT_MAX + 1).is_none());
+    }
 }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 pub(crate) use cel::Expression;
 use cel::Variable;
 use check::Check;
-pub(crate) use check::{Bound, compile_regex, compile_schema};
+pub(crate) use check::{Bound, compile_regex_whole, compile_schema};
 pub(crate) use field::{FieldPath, NoSuchField};
 pub use set::PolicySet;
 
@@ -33,6 +33,10 @@ use crate::v1alpha1::{
 
 /// Memory that one compiled regular expression may take: generous for a hand-written one, small against a hostile one.
 pub(crate) const REGEX_BYTES_MAX: usize = 256 * 1024;
+
+/// Text that a regular expression is held against: a search takes time by the product of both, and nothing can stop one that
+/// has begun. Images, names and paths have at most a few thousand characters.
+const REGEX_TEXT_MAX: usize = 64 * 1024;
 
 /// Places of one field rule that are named in a rejection; the rest is as wrong in the same way.
 const PLACES_SHOWN: usize = 3;
@@ -117,26 +121,41 @@ struct CompiledRule {
 
 #[derive(Debug)]
 struct CompiledDefault {
-    field: FieldPath,
+    field: Field,
     value: Value,
-    /// The kinds that have such a field: a policy for both may have defaults for fields of one.
-    targets: Vec<PolicyTarget>,
 }
 
 impl CompiledDefault {
     fn compile(default: &PolicyDefault, targets: &[PolicyTarget]) -> Option<Self> {
         let PolicyDefault { field, value } = default;
-        let field: FieldPath = field.parse().ok()?;
-        let has_field = |target: &PolicyTarget| field.within(Kind::from(*target).schema()).is_ok();
+        Some(Self { field: Field::compile(field, targets)?, value: value.clone() })
+    }
+}
+
+/// A field, and the kinds that have it: a policy for both may speak of fields of one.
+#[derive(Debug)]
+struct Field {
+    path: FieldPath,
+    targets: Vec<PolicyTarget>,
+}
+
+impl Field {
+    fn compile(path: &str, targets: &[PolicyTarget]) -> Option<Self> {
+        let path: FieldPath = path.parse().ok()?;
+        let has_field = |target: &PolicyTarget| path.within(Kind::from(*target).schema()).is_ok();
         let targets = targets.iter().copied().filter(has_field).collect();
-        Some(Self { field, value: value.clone(), targets })
+        Some(Self { path, targets })
+    }
+
+    fn is_of(&self, target: PolicyTarget) -> bool {
+        self.targets.contains(&target)
     }
 }
 
 #[derive(Debug)]
 enum Test {
     Cel(Expression),
-    Field(FieldPath, Check),
+    Field(Field, Check),
 }
 
 impl Policy {
@@ -144,18 +163,24 @@ impl Policy {
     /// nothing would be worse.
     pub fn compile(policy: &PipelinePolicy) -> Self {
         let PipelinePolicySpec { namespace_selector, applies_to, action, rules, defaults } = &policy.spec;
-        let problems = policy.validate(&RuleContext::default());
-        let usable = problems.is_empty();
-        let default = |default| CompiledDefault::compile(default, applies_to);
-        Self {
+        let mut compiled = Self {
             name: policy.metadata.name.clone().unwrap_or_default(),
             targets: applies_to.clone(),
             action: *action,
             selector: namespace_selector.clone(),
-            rules: if usable { rules.iter().filter_map(CompiledRule::compile).collect() } else { Vec::new() },
-            defaults: if usable { defaults.iter().filter_map(default).collect() } else { Vec::new() },
-            problems,
+            rules: Vec::new(),
+            defaults: Vec::new(),
+            problems: policy.validate(&RuleContext::default()),
+        };
+        if compiled.problems.is_empty() {
+            let rules = rules.iter().map(|rule| CompiledRule::compile(rule, applies_to));
+            let defaults = defaults.iter().map(|default| CompiledDefault::compile(default, applies_to));
+            match (all(rules, "spec.rules"), all(defaults, "spec.defaults")) {
+                (Ok(rules), Ok(defaults)) => (compiled.rules, compiled.defaults) = (rules, defaults),
+                (Err(problem), _) | (_, Err(problem)) => compiled.problems.push(problem),
+            }
         }
+        compiled
     }
 
     /// A stored policy that does not even have the form of one: it is not known what it selects, so it denies everything.
@@ -250,8 +275,9 @@ impl Policy {
                         findings.push(finding(name, self.action, None, message));
                     }
                 },
-                Test::Field(path, check) => {
-                    let places = path.places(subject.object).into_iter();
+                Test::Field(field, _) if !field.is_of(subject.target) => {}
+                Test::Field(field, check) => {
+                    let places = field.path.places(subject.object).into_iter();
                     let broken = places.filter_map(|place| Some((check.problem(place.value)?, place.path)));
                     for (problem, path) in broken.take(PLACES_SHOWN) {
                         let message = format!("it {problem}; {}", message());
@@ -264,8 +290,8 @@ impl Policy {
 }
 
 impl CompiledRule {
-    /// `None` for what [`Validate`] refuses; it is asked first.
-    fn compile(rule: &PolicyRule) -> Option<Self> {
+    /// `None` for what [`Validate`] refuses, which is asked first, and where there is no thread to compile it.
+    fn compile(rule: &PolicyRule, targets: &[PolicyTarget]) -> Option<Self> {
         let PolicyRule {
             name,
             message,
@@ -282,14 +308,14 @@ impl CompiledRule {
             (Some(cel), None) => Test::Cel(Expression::compile(cel).ok()?),
             (None, Some(field)) => {
                 let check = match (regex, range, schema) {
-                    (Some(regex), None, None) => Check::Regex(check::compile_regex_whole(regex).ok()?),
+                    (Some(regex), None, None) => Check::Regex(compile_regex_whole(regex).ok()?),
                     (None, Some(range), None) => Check::range(range),
                     (None, None, Some(schema)) => Check::Schema(Box::new(compile_schema(schema).ok()?)),
                     _ if *required == Some(true) => Check::Required,
                     _ if *forbidden == Some(true) => Check::Forbidden,
                     _ => return None,
                 };
-                Test::Field(field.parse().ok()?, check)
+                Test::Field(Field::compile(field, targets)?, check)
             }
             _ => return None,
         };
@@ -299,6 +325,18 @@ impl CompiledRule {
         };
         Some(Self { name: name.clone(), message: message.clone(), message_expression, test })
     }
+}
+
+/// All of a list, or what to say of the first that is missing: without it the policy would be in force and say less than
+/// was written.
+fn all<T>(compiled: impl Iterator<Item = Option<T>>, list: &str) -> Result<Vec<T>, Violation> {
+    let missing = |index: usize| Violation {
+        field: format!("{list}[{index}]"),
+        rule: Rule::PolicyRuleForm,
+        message: "it could not be compiled".to_owned(),
+        fix: "apply the policy again; if that does not help, write this part in another way".to_owned(),
+    };
+    compiled.enumerate().map(|(index, one)| one.ok_or_else(|| missing(index))).collect()
 }
 
 /// A scope with the variables that these policies use; converting an object that no expression looks at is wasted.

@@ -52,8 +52,8 @@ impl PolicySet {
     /// Fills in what policies say for fields that are absent. Of two policies the first by name has its way; doing it
     /// again changes nothing.
     ///
-    /// A run that is stored keeps what it has: `stored` is the object before an update, and then a default is filled in
-    /// only where the stored object has it.
+    /// A run that is stored keeps what it has: `stored` is the object before an update. Where it has something that cannot
+    /// change, that is filled in, whatever the policy says by now; what can change is filled in if it was the default.
     pub fn fill_in(
         &self,
         target: PolicyTarget,
@@ -62,16 +62,13 @@ impl PolicySet {
         stored: Option<&Value>,
     ) {
         for policy in self.selected(target, labels) {
-            for CompiledDefault { field, value, targets } in &policy.defaults {
-                if !targets.contains(&target) {
+            for CompiledDefault { field, value } in &policy.defaults {
+                if !field.is_of(target) {
                     continue;
                 }
-                let kept = |stored: &Value| {
-                    let places = field.places(stored);
-                    !places.is_empty() && places.iter().all(|place| place.value == Some(value))
-                };
-                if stored.is_none_or(kept) {
-                    field.fill(object, value);
+                match stored {
+                    None => field.path.fill(object, value),
+                    Some(stored) => field.path.keep(object, stored, value),
                 }
             }
         }

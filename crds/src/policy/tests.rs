@@ -26,6 +26,12 @@ fn run() -> Value {
     })
 }
 
+fn with_text(text: &str) -> Value {
+    let mut run = run();
+    run["spec"]["text"] = json!(text);
+    run
+}
+
 fn findings(policies: impl IntoIterator<Item = Policy>, object: &Value) -> Vec<Finding> {
     let (request, namespace) =
         (json!({ "operation": "CREATE" }), json!({ "metadata": { "name": "team-a" } }));
@@ -130,8 +136,7 @@ fn names_that_do_not_exist_are_refused_when_the_policy_is_compiled() {
 #[test]
 fn hostile_expressions_are_refused_or_stopped_and_deny() {
     let long = |part: &str, times: usize| part.repeat(times);
-    let doubling = format!("['aaaaaaaa']{} == []", long(".map(a,a+a)", 200));
-    let nested = format!("[1]{} == []", long(".map(a,[a,a])", 200));
+    let searched = long("a", 60_000);
     let hostile = [
         "lists.range(1000000000).size() > 0".to_owned(),
         "lists.range(40000).map(i, object).size() > 0".to_owned(),
@@ -139,14 +144,94 @@ fn hostile_expressions_are_refused_or_stopped_and_deny() {
         "'%s'.format([lists.range(100000).map(i, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa').join(',')]) == ''".to_owned(),
         "lists.range(5000).distinct().size() > 0".to_owned(),
         "lists.range(30000).map(i, 'a').join('').replace('a', lists.range(30000).map(i, 'b').join('')) == ''".to_owned(),
-        doubling,
-        nested,
+        // Deeper than is compiled, and not so deep.
+        format!("['aaaaaaaa']{}.size() > 0", long(".map(a,a+a)", 200)),
+        format!("['aaaaaaaa']{}.size() > 0", long(".map(a,a+a)", 25)),
+        format!("[1]{}.size() > 0", long(".map(a,[a,a])", 200)),
+        format!("[1]{}.size() > 0", long(".map(a,[a,a])", 25)),
+        // Every match searches to the end.
+        "object.spec.text.findAll('.*[^a]|a').size() > 0".to_owned(),
     ];
     for expression in hostile {
-        let started = Instant::now();
-        let found = findings([cel(&expression)], &run());
+        let found = findings([cel(&expression)], &with_text(&searched));
         assert_eq!(found.len(), 1, "{expression} was let through");
-        assert!(started.elapsed() < Duration::from_secs(20), "{expression} took {:?}", started.elapsed());
+    }
+    for expression in [".map(a,a+a)", ".map(a,[a,a])"] {
+        assert_eq!(
+            problems(&format!("['aaaaaaaa']{}.size() > 0", long(expression, 25))),
+            "",
+            "it is metered"
+        );
+    }
+}
+
+/// What compares at every place would take days.
+#[test]
+fn looking_for_a_long_text_in_a_long_text_takes_no_longer_than_reading_both() {
+    let long = "a".repeat(1_000_000);
+    let part = format!("[object.spec.text.substring(0, {}), 'b'].join()", long.len() / 2);
+    for expression in [
+        format!("object.spec.text.indexOf({part}) == -1"),
+        format!("object.spec.text.lastIndexOf({part}) == -1"),
+    ] {
+        assert_eq!(findings([cel(&expression)], &with_text(&long)), [], "{expression}");
+    }
+}
+
+#[test]
+fn places_in_texts_and_lists_are_found_as_in_kubernetes() {
+    for holds in [
+        "'äbcäbc'.indexOf('bc') == 1 && 'äbcäbc'.indexOf('bc', 2) == 4 && 'äbc'.indexOf('x') == -1",
+        "'äbc'.indexOf('') == 0 && 'äbc'.indexOf('', 2) == 2 && 'äbc'.indexOf('c', 3) == -1",
+        "'äbcäbc'.lastIndexOf('äbc') == 3 && 'äbcäbc'.lastIndexOf('äbc', 3) == 3 && 'äbcäbc'.lastIndexOf('äbc', 2) == 0",
+        "'äbc'.lastIndexOf('') == 3 && 'äbc'.lastIndexOf('', 1) == 1 && 'äbc'.lastIndexOf('c', 3) == -1",
+        "'äää'.lastIndexOf('ä', 1) == 1 && ''.lastIndexOf('a') == -1",
+        "[1, 2, 1].indexOf(1) == 0 && [1, 2, 1].lastIndexOf(1) == 2 && [1].indexOf(3) == -1",
+    ] {
+        assert_eq!(findings([cel(holds)], &run()), [], "{holds}");
+    }
+    for fails in ["'abc'.indexOf('c', -1) == 2", "'abc'.lastIndexOf('c', -1) == 2", "'abc'.indexOf(1) == 2"] {
+        let found = findings([cel(fails)], &run());
+        assert!(
+            found.len() == 1 && found[0].message.contains("could not be evaluated"),
+            "{fails}: {found:?}"
+        );
+    }
+}
+
+/// Where the webhook evaluates: a thread of tokio's has 2 MiB, and one that needs more ends the process.
+#[test]
+fn the_deepest_expressions_that_compile_are_evaluated_on_a_small_stack() {
+    const STACK: usize = 2 * 1024 * 1024;
+    let repeated: [(&str, &str, &str); 9] = [
+        ("1", "+1", " > 0"),
+        ("'a'", "+'a'", " != ''"),
+        ("", "false?1:", "1"),
+        ("", "!(", "true"),
+        ("object", ".spec", " == 1"),
+        ("[1]", ".map(a,a)", ".size() == 1"),
+        ("", "string(", "1"),
+        ("", "[", "1"),
+        ("1", "*1", " == 1"),
+    ];
+    for (start, part, end) in repeated {
+        let written = |times: usize| {
+            let closing = match part {
+                "[" => "]".repeat(times),
+                part if part.ends_with('(') => ")".repeat(times),
+                _ => String::new(),
+            };
+            format!("{start}{}{end}{closing}", part.repeat(times))
+        };
+        let compiled = (1..).map(|times| Expression::compile(&written(times)));
+        let deepest = compiled.take_while(Result::is_ok).last();
+        let deepest = deepest.unwrap_or_else(|| panic!("no {part} compiles")).unwrap();
+        let evaluate = move || {
+            let object = run();
+            let scope = super::cel::scope(&deepest.variables, |_| Some(&object));
+            let _ = deepest.holds(&scope, Instant::now() + Duration::from_secs(600));
+        };
+        std::thread::Builder::new().stack_size(STACK).spawn(evaluate).unwrap().join().unwrap();
     }
 }
 
@@ -181,6 +266,22 @@ fn a_policy_that_cannot_be_used_denies_what_it_selects_even_if_it_only_warns() {
     let found = findings([broken], &run());
     assert_eq!((found.len(), found[0].action), (1, PolicyAction::Deny));
     assert!(found[0].message.contains("cannot be used"), "{found:?}");
+}
+
+/// `#` begins a comment that would hide the end of what is put around the pattern.
+#[test]
+fn a_pattern_that_cannot_be_matched_as_a_whole_makes_the_policy_unusable() {
+    let field = json!([{ "name": "r", "message": "m", "field": "spec.filters[*].image", "regex": "(?x) ghcr\\.io/.+ # ours" }]);
+    let broken = policy(field);
+    assert!(broken.problems()[0].to_string().starts_with("spec.rules[0].regex"), "{:?}", broken.problems());
+    assert_eq!(findings([broken], &run()).len(), 1);
+}
+
+#[test]
+fn a_part_that_does_not_compile_is_a_problem_and_not_left_out() {
+    assert_eq!(all([Some(1), Some(2)].into_iter(), "spec.rules"), Ok(vec![1, 2]));
+    let problem = all([Some(1), None].into_iter(), "spec.rules").unwrap_err();
+    assert_eq!(problem.field, "spec.rules[1]");
 }
 
 #[test]
@@ -246,7 +347,34 @@ fn the_first_policy_by_name_defaults_and_a_stored_run_keeps_what_it_has() {
     // Stored before the policies existed: adding a field now would be a change of something immutable.
     assert_eq!(default(bare.clone(), Some(&bare)), bare);
     // Stored with the default, and applied again from a file that does not have it.
-    assert_eq!(default(bare, Some(&filled)), filled);
+    assert_eq!(default(bare.clone(), Some(&filled)), filled);
+    // Stored with a default of another day.
+    let older = json!({ "spec": { "execution": { "timeout": "5h" } } });
+    assert_eq!(default(bare, Some(&older)), older);
+}
+
+#[test]
+fn what_can_change_in_a_stored_run_can_be_removed() {
+    let object = json!({ "metadata": { "name": "p" }, "spec": { "appliesTo": ["PipelineRun"], "defaults": [
+        { "field": "metadata.labels.team", "value": "a" }, { "field": "spec.execution.maxFailedFiles", "value": 5 }] } });
+    let set: PolicySet = [Policy::compile(&serde_json::from_value(object).unwrap())].into_iter().collect();
+    let kept = |team: &str, failed: u32| {
+        let stored = json!({ "metadata": { "labels": { "team": team } }, "spec": { "execution": { "maxFailedFiles": failed } } });
+        let mut object = json!({ "metadata": {}, "spec": {} });
+        set.fill_in(PolicyTarget::PipelineRun, &BTreeMap::new(), &mut object, Some(&stored));
+        (object != json!({ "metadata": {}, "spec": {} }), object == stored)
+    };
+    assert_eq!(kept("b", 7), (false, false));
+    assert_eq!(kept("a", 5), (true, true), "it would be filled in again");
+}
+
+#[test]
+fn a_policy_for_both_kinds_requires_a_field_only_where_it_exists() {
+    let required =
+        |field: &str| policy(json!([{ "name": "r", "message": "m", "field": field, "required": true }]));
+    assert_eq!(findings([required("spec.sink.bucket.region")], &run()), [], "runs have no sink");
+    assert_eq!(findings([required("spec.execution.fileTimeout")], &run()).len(), 1);
+    assert_eq!(findings([required("metadata.labels.team")], &run()).len(), 1, "both kinds have labels");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::rule::Rule;
 use super::schema::{self, Kind};
 use super::violation::{Findings, Violation, quote};
 use super::{Context, Validate, names, suggest};
-use crate::policy::{Bound, Expression, FieldPath, NoSuchField, compile_regex, compile_schema};
+use crate::policy::{Bound, Expression, FieldPath, NoSuchField, compile_regex_whole, compile_schema};
 use crate::v1alpha1::{
     PipelinePolicy, PipelinePolicySpec, PolicyDefault, PolicyRange, PolicyRule, PolicyTarget,
 };
@@ -213,7 +213,7 @@ fn check_rule(at: &Path, rule: &PolicyRule, kinds: &[Kind], out: &mut Findings) 
         }
     }
     if let Some(regex) = regex
-        && let Err(error) = compile_regex(regex)
+        && let Err(error) = compile_regex_whole(regex)
     {
         let message = format!("{} is not a usable regular expression ({error})", quote(regex));
         out.add(

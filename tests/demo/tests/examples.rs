@@ -9,7 +9,7 @@ fn validate(files: &[&str]) -> (u8, String) {
     let files = files.iter().flat_map(|file| [OsString::from("-f"), folder.join(file).into_os_string()]);
     let words = ["openfilter", "validate"].map(OsString::from).into_iter().chain(files);
     let mut out = Vec::new();
-    let code = cli::run(words, &mut out);
+    let code = cli::run(words, std::io::empty(), &mut out);
     (code, String::from_utf8(out).unwrap())
 }
 

@@ -19,7 +19,7 @@ use serde_json::json;
 use tokio::net::TcpStream;
 
 use crate::{
-    cgroup, cluster,
+    cluster,
     error::{Doing, Result},
     images::Set,
     paths::{self, Paths},
@@ -116,8 +116,7 @@ impl Services {
             let statuses =
                 listed.items.iter().filter_map(|pod| pod.status.as_ref()?.container_statuses.as_ref());
             for id in statuses.flatten().filter_map(|status| status.container_id.as_deref()) {
-                let id = id.rsplit('/').next().unwrap_or(id);
-                cgroup::signal("KILL", &cgroup::container_processes(id)?);
+                self.testbed.kill_container(id)?;
             }
             Ok(listed.items.is_empty().then_some(()))
         };

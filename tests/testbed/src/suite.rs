@@ -164,6 +164,14 @@ impl Testbed {
         }
     }
 
+    /// Ends a container as a crash would, without a word; `id` is as the status of its pod has it. Its pod stays, and the
+    /// kubelet starts it again.
+    pub fn kill_container(&self, id: &str) -> Result<()> {
+        let id = id.rsplit('/').next().unwrap_or(id);
+        cgroup::signal("KILL", &cgroup::container_processes(id)?);
+        Ok(())
+    }
+
     /// Starts a killed node again and waits until it is Ready.
     pub async fn restart_node(&self, name: &str) -> Result<()> {
         cluster::restart(&self.paths, &self.client, &self.node(name)?).await

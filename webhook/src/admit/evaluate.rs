@@ -1,12 +1,13 @@
-//! Runs policies so that a slow one cannot hold up the rest: on threads of their own, few at a time, and with a
-//! deadline. The expressions are bounded by themselves (see `crds::policy`); this is the second line.
+//! Runs policies so that a slow one cannot hold up the rest: on threads of their own, few at a time, never all of them for
+//! one namespace, and with a deadline. The expressions are bounded by themselves (see `crds::policy`); this is the second line.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crds::policy::{Finding, PolicySet, Subject, Usage};
 use crds::v1alpha1::{PolicyAction, PolicyTarget};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::metrics::Metrics;
@@ -19,8 +20,52 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Runs policies within limits.
 #[derive(Debug)]
 pub struct Evaluator {
-    slots: Arc<Semaphore>,
+    slots: Slots,
     limit: Duration,
+}
+
+/// Whose work it is: a namespace, or nobody's for what has none.
+type Owner<'a> = &'a str;
+
+/// Work at once. One owner has all but one of them at most: whoever floods the webhook waits for himself, and others find a
+/// slot.
+#[derive(Debug)]
+struct Slots {
+    all: Arc<Semaphore>,
+    each: usize,
+    /// What of an owner's share is taken, for those who have something under way.
+    shares: Mutex<HashMap<String, Weak<Semaphore>>>,
+}
+
+/// A slot; it is free again when this is dropped.
+struct Slot {
+    _of_all: OwnedSemaphorePermit,
+    _of_share: OwnedSemaphorePermit,
+}
+
+impl Slots {
+    fn new(all: usize) -> Self {
+        let (all, each) = (all.max(1), all.saturating_sub(1).max(1));
+        Self { all: Arc::new(Semaphore::new(all)), each, shares: Mutex::default() }
+    }
+
+    /// Waits within the owner's share first, so that those who wait for a slot are few of each.
+    async fn take(&self, owner: Owner<'_>) -> Result<Slot, Late> {
+        let closed = |_closed| Late;
+        let of_share = self.share(owner).acquire_owned().await.map_err(closed)?;
+        let of_all = Arc::clone(&self.all).acquire_owned().await.map_err(closed)?;
+        Ok(Slot { _of_all: of_all, _of_share: of_share })
+    }
+
+    fn share(&self, owner: Owner<'_>) -> Arc<Semaphore> {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        shares.retain(|_, share| share.strong_count() > 0);
+        shares.get(owner).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let share = Arc::new(Semaphore::new(self.each));
+            shares.insert(owner.to_owned(), Arc::downgrade(&share));
+            share
+        })
+    }
 }
 
 /// Policies were not evaluated.
@@ -41,7 +86,7 @@ pub(super) struct Question {
 impl Evaluator {
     /// At most `slots` evaluations at once, each for at most `limit`.
     pub fn new(slots: usize, limit: Duration) -> Self {
-        Self { slots: Arc::new(Semaphore::new(slots.max(1))), limit }
+        Self { slots: Slots::new(slots), limit }
     }
 
     /// Compiles something.
@@ -49,7 +94,7 @@ impl Evaluator {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Late> {
-        self.run(self.limit, |_until| work()).await
+        self.run("", self.limit, |_until| work()).await
     }
 
     /// What breaks a policy. What cannot be evaluated in time breaks it too: otherwise a slow moment would be a way
@@ -60,7 +105,8 @@ impl Evaluator {
             return Vec::new();
         }
         let started = Instant::now();
-        let judged = self.run(self.limit + GRACE, move |until| question.judge(until)).await;
+        let owner = question.request.namespace.clone();
+        let judged = self.run(&owner, self.limit + GRACE, move |until| question.judge(until)).await;
         metrics.policies_evaluated(started.elapsed());
         judged.unwrap_or_else(|late| {
             vec![Finding {
@@ -80,10 +126,11 @@ impl Evaluator {
     /// back.
     async fn run<T: Send + 'static>(
         &self,
+        owner: Owner<'_>,
         limit: Duration,
         work: impl FnOnce(Instant) -> T + Send + 'static,
     ) -> Result<T, Late> {
-        let slot = Arc::clone(&self.slots).acquire_owned().await.map_err(|_closed| Late)?;
+        let slot = self.slots.take(owner).await?;
         let until = Instant::now() + self.limit;
         let work = move || {
             let done = work(until);
@@ -117,33 +164,71 @@ impl Question {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
+
+    /// So long that no test gets there.
+    const LONG: Duration = Duration::from_secs(600);
 
     #[tokio::test(flavor = "multi_thread")]
     async fn work_that_hangs_is_given_up_and_keeps_its_slot() {
         let evaluator = Evaluator::new(1, Duration::from_millis(50));
-        let (release, wait) = std::sync::mpsc::channel::<()>();
-        assert!(evaluator.run(Duration::from_millis(50), move |_| wait.recv()).await.is_err());
+        let (release, wait) = mpsc::channel::<()>();
+        assert!(evaluator.run("a", Duration::from_millis(50), move |_| wait.recv()).await.is_err());
         // Its slot is still taken: others wait.
-        let other = evaluator.run(Duration::from_millis(50), |_| 1);
+        let other = evaluator.run("b", LONG, |_| 1);
         assert!(timeout(Duration::from_millis(200), other).await.is_err());
         release.send(()).unwrap();
-        assert_eq!(evaluator.run(Duration::from_secs(5), |_| 1).await.ok(), Some(1));
+        assert_eq!(evaluator.run("b", LONG, |_| 1).await.ok(), Some(1));
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn waiting_for_a_slot_uses_up_no_time_of_the_work() {
-        let evaluator = Evaluator::new(1, Duration::from_secs(10));
-        let slow = evaluator.run(Duration::from_secs(10), |_| std::thread::sleep(Duration::from_secs(2)));
-        let next = evaluator.run(Duration::from_secs(10), |until| until.duration_since(Instant::now()));
-        let (_, left) = tokio::join!(slow, next);
-        assert!(left.unwrap() > Duration::from_millis(8_200));
+        let evaluator = Evaluator::new(1, LONG);
+        let (release, wait) = mpsc::channel::<()>();
+        let slow = evaluator.run("a", LONG, move |_| wait.recv());
+        let next = evaluator.run("b", LONG, |until| until);
+        let released = async {
+            let now = Instant::now();
+            release.send(()).unwrap();
+            now
+        };
+        // In this order: the first has the slot and the second waits for it when the first is released.
+        let (_, until, released) = tokio::join!(biased; slow, next, released);
+        assert!(until.unwrap() >= released + LONG);
+    }
+
+    /// Trap 27.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_fills_all_slots_of_a_namespace_holds_up_that_namespace_only() {
+        let evaluator = Arc::new(Evaluator::new(2, LONG));
+        let (begun, mut first) = tokio::sync::mpsc::unbounded_channel();
+        let (releases, flood): (Vec<_>, Vec<_>) = (0..5)
+            .map(|_| {
+                let ((release, wait), begun) = (mpsc::channel::<()>(), begun.clone());
+                let evaluator = Arc::clone(&evaluator);
+                let work = move |_| (begun.send(()), wait.recv()).0;
+                (release, tokio::spawn(async move { evaluator.run("slow", LONG, work).await.is_ok() }))
+            })
+            .unzip();
+        first.recv().await.unwrap();
+        for _ in 0..5 {
+            assert_eq!(evaluator.run("polite", LONG, |_| 1).await.ok(), Some(1));
+        }
+        assert!(first.try_recv().is_err(), "one of the two slots is the most that one namespace has");
+        drop(releases);
+        for hostile in flood {
+            assert!(hostile.await.unwrap());
+        }
+        evaluator.run("polite", LONG, |_| 1).await.unwrap();
+        assert!(evaluator.slots.shares.lock().unwrap().len() <= 1, "nothing is kept of who is done");
     }
 
     #[tokio::test]
     async fn a_panic_is_an_answer() {
-        let evaluator = Evaluator::new(1, Duration::from_secs(1));
-        assert!(evaluator.run(Duration::from_secs(1), |_| panic!("as a test")).await.is_err());
-        assert_eq!(evaluator.run(Duration::from_secs(1), |_| 1).await.ok(), Some(1));
+        let evaluator = Evaluator::new(1, LONG);
+        assert!(evaluator.run("a", LONG, |_| panic!("as a test")).await.is_err());
+        assert_eq!(evaluator.run("a", LONG, |_| 1).await.ok(), Some(1));
     }
 }

@@ -17,13 +17,14 @@ pub(super) fn mutate(policies: &PolicySet, namespace: &KnownNamespace, request: 
     if !changes || !object.is_object() || is_being_deleted(object) {
         return Answer::allow();
     }
-    let mut defaulted = rules::default(*kind, object);
+    let object = written(object);
+    let mut defaulted = rules::default(*kind, &object);
     if let Some(target) = target(*kind) {
         // A stored run is immutable; a Pipeline may gain a field with any change.
         let stored = (*operation == Operation::Update && *kind == Kind::PipelineRun).then_some(old_object);
         policies.fill_in(target, &namespace.labels, &mut defaulted, stored);
     }
-    let patch = json_patch::diff(&written(object), &written(&defaulted));
+    let patch = json_patch::diff(&object, &defaulted);
     Answer { patch: Some(patch), ..Answer::allow() }
 }
 

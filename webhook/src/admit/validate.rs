@@ -65,7 +65,7 @@ impl Admission {
     }
 
     fn check(&self, request: &Request, pipeline: Option<&KnownPipeline>) -> Option<Vec<Violation>> {
-        let grants = self.grants_for(&request.object);
+        let grants = self.grants_for(&request.object, pipeline);
         let old_run: Option<PipelineRun> = match (request.kind, request.operation) {
             (Kind::PipelineRun, Operation::Update) => serde_json::from_value(request.old_object.clone()).ok(),
             _ => None,
@@ -82,15 +82,21 @@ impl Admission {
         rules::check(&named(request), &context)
     }
 
-    /// The grants that could matter: a cluster may have thousands, in other namespaces.
-    fn grants_for(&self, object: &Value) -> Vec<ReferenceGrant> {
-        let fields = [
+    /// The grants that could matter: a cluster may have thousands, in other namespaces. A run needs some for the Secrets of
+    /// its Pipeline too, which are in the Pipeline's own namespace or in a third.
+    fn grants_for(&self, object: &Value, pipeline: Option<&KnownPipeline>) -> Vec<ReferenceGrant> {
+        const PLACES: [&str; 4] = [
+            "/metadata",
             "/spec/pipelineRef",
             "/spec/source/bucket/credentialsSecret",
             "/spec/sink/bucket/credentialsSecret",
         ];
-        let namespaces: BTreeSet<&str> =
-            fields.iter().filter_map(|field| object.pointer(field)?.get("namespace")?.as_str()).collect();
+        let objects = std::iter::once(object).chain(pipeline.map(|pipeline| &pipeline.json));
+        let namespaces: BTreeSet<&str> = objects
+            .flat_map(|object| {
+                PLACES.iter().filter_map(|place| object.pointer(place)?.get("namespace")?.as_str())
+            })
+            .collect();
         let index = self.world.read();
         let in_question =
             index.grants.iter().filter(|((namespace, _), _)| namespaces.contains(namespace.as_str()));

@@ -22,6 +22,23 @@ pub async fn publish(client: &Client, name: &str, bundle: &str) -> Result<(), ku
     publish_one::<MutatingWebhookConfiguration>(client, name, bundle).await
 }
 
+/// Whom the API server trusts now, by both configurations.
+pub async fn published(client: &Client, name: &str) -> Result<String, kube::Error> {
+    let validating = published_one::<ValidatingWebhookConfiguration>(client, name).await?;
+    Ok(validating + &published_one::<MutatingWebhookConfiguration>(client, name).await?)
+}
+
+async fn published_one<K: Configuration>(client: &Client, name: &str) -> Result<String, kube::Error> {
+    let api: Api<K> = Api::all(client.clone());
+    Ok(api.get_opt(name).await?.map(|found| bundles(&found)).unwrap_or_default())
+}
+
+fn bundles<K: Configuration>(found: &K) -> String {
+    let bundles = found.webhooks().into_iter().filter_map(|(_, client)| client.ca_bundle.as_ref());
+    let texts = bundles.map(|bundle| String::from_utf8_lossy(&bundle.0).into_owned());
+    texts.collect::<std::collections::BTreeSet<String>>().into_iter().map(|text| text + "\n").collect()
+}
+
 async fn publish_one<K: Configuration>(client: &Client, name: &str, bundle: &str) -> Result<(), kube::Error> {
     let api: Api<K> = Api::all(client.clone());
     let Some(found) = api.get_opt(name).await? else { return Ok(()) };
@@ -112,5 +129,11 @@ mod tests {
         let empty: ValidatingWebhookConfiguration =
             serde_json::from_value(json!({ "metadata": {} })).unwrap();
         assert_eq!(patch_of(&empty), None);
+    }
+
+    #[test]
+    fn what_is_published_is_read_back_once() {
+        assert_eq!(bundles(&configuration(Some("old"))), "old\n");
+        assert_eq!(bundles(&configuration(None)), "");
     }
 }

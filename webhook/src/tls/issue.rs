@@ -23,6 +23,10 @@ const SKEW: Duration = Duration::minutes(5);
 /// within a second, and every replica writes the bundle once a minute.
 pub const OVERLAP: Duration = Duration::minutes(10);
 
+/// Authorities that are kept trusted although the Secret knows nothing of them: more than a Secret that is deleted now and
+/// then leaves behind, and few enough for the configuration that carries them.
+const STRANGERS_MAX: usize = 4;
+
 const AUTHORITY_NAME: &str = "openfilter-webhook-ca";
 
 /// What the Secret holds.
@@ -55,6 +59,21 @@ impl Material {
         let (bundle, authority_key) = authority(now)?;
         let (certificate, key) = serving(&authority_key, names, now)?;
         Ok(Self { bundle, authority_key: authority_key.serialize_pem(), certificate, key })
+    }
+
+    /// The same, and those of `trusted` that have not expired are trusted too. What cannot be read is left out.
+    pub fn trusting(self, trusted: &str, now: OffsetDateTime) -> Self {
+        let at = now.unix_timestamp();
+        let mut bundle = self.bundle.clone();
+        let strangers = certificate_texts(trusted).filter_map(|part| unexpired(part, at).ok());
+        let mut room = STRANGERS_MAX;
+        for stranger in strangers.filter(|stranger| !stranger.is_empty()) {
+            if room > 0 && !bundle.contains(&stranger) {
+                bundle.push_str(&stranger);
+                room -= 1;
+            }
+        }
+        Self { bundle, ..self }
     }
 
     /// What should be there instead; `None` if all is well.
@@ -151,9 +170,8 @@ fn is_old((from, until): (i64, i64), at: i64) -> bool {
 }
 
 fn unexpired(bundle: &str, at: i64) -> Result<String, IssueError> {
-    const END: &str = "-----END CERTIFICATE-----";
     let mut kept = String::new();
-    for part in bundle.split_inclusive(END).filter(|part| part.contains(END)) {
+    for part in certificate_texts(bundle) {
         let expires = certificates(part.as_bytes())?.first().map(super::expiry).transpose()?;
         if expires.is_some_and(|expires| expires > at) {
             kept.push_str(part.trim());
@@ -161,6 +179,14 @@ fn unexpired(bundle: &str, at: i64) -> Result<String, IssueError> {
         }
     }
     Ok(kept)
+}
+
+/// Each certificate of a bundle, as it is written.
+fn certificate_texts(bundle: &str) -> impl Iterator<Item = &str> {
+    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+    const END: &str = "-----END CERTIFICATE-----";
+    let parts = bundle.split_inclusive(END).filter(|part| part.ends_with(END));
+    parts.filter_map(|part| part.find(BEGIN).map(|start| &part[start..]))
 }
 
 fn authority_params() -> CertificateParams {
@@ -280,6 +306,24 @@ mod tests {
         let second = first.renewed(&names(), old + OVERLAP + Duration::minutes(1)).unwrap().unwrap();
         assert_ne!(second.certificate, first.certificate);
         assert!(accepted(&second, &first.bundle, old + OVERLAP + Duration::minutes(1)));
+    }
+
+    #[test]
+    fn after_the_secret_is_lost_a_replica_that_serves_the_old_certificate_is_still_trusted() {
+        let old = Material::create(&names(), start()).unwrap();
+        let later = start() + Duration::days(30);
+        let new = Material::create(&names(), later).unwrap();
+        assert!(!accepted(&old, &new.bundle, later));
+        let new = new.trusting(&format!("nonsense\n{}{}", old.bundle, old.bundle), later);
+        assert!(accepted(&old, &new.bundle, later) && accepted(&new, &new.bundle, later));
+        assert_eq!(certificates(new.bundle.as_bytes()).unwrap().len(), 2, "each is there once");
+        assert!(!new.bundle.contains("nonsense"));
+        // Nothing is to be done about it, until the old authority expires.
+        assert_eq!(new.renewed(&names(), later).unwrap(), None);
+        assert_eq!(new.clone().trusting(&new.bundle, later), new);
+        let expired = start() + Duration::days(400);
+        let newest = Material::create(&names(), expired).unwrap();
+        assert_eq!(newest.clone().trusting(&old.bundle, expired), newest);
     }
 
     #[test]

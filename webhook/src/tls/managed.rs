@@ -86,14 +86,18 @@ impl Managed {
 
     /// One look: renew if it is time, take up what is there, and see that the API server trusts it.
     pub async fn pass(&self) -> Result<(), ManagedError> {
-        let material = self.current(OffsetDateTime::now_utc()).await?;
+        let now = OffsetDateTime::now_utc();
+        let material = self.current(now).await?;
         // Trusted before it is served. What cannot be told now (rights that were given a moment ago are not known to every
         // API server at once) keeps the webhook from being ready, not from serving those who trust it already.
         let told = bundle::publish(&self.client, &self.configuration, &material.bundle).await;
-        let taken = self.certificates.take_up(material.certificate.as_bytes(), material.key.as_bytes())?;
-        if let Some(expires) = taken {
-            self.metrics.certificate_expires(expires);
-            info!(secret = self.secret, expires, "took up a certificate");
+        if is_to_be_taken_up(told.is_ok(), self.certificates.expires(), now.unix_timestamp()) {
+            let taken =
+                self.certificates.take_up(material.certificate.as_bytes(), material.key.as_bytes())?;
+            if let Some(expires) = taken {
+                self.metrics.certificate_expires(expires);
+                info!(secret = self.secret, expires, "took up a certificate");
+            }
         }
         told.map_err(|error| ManagedError::Untrusted(Box::new(error)))
     }
@@ -101,7 +105,7 @@ impl Managed {
     async fn current(&self, now: OffsetDateTime) -> Result<Material, ManagedError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
         let Some(stored) = api.get_opt(&self.secret).await.map_err(|error| self.failed(error))? else {
-            let material = Material::create(&self.names, now)?;
+            let material = self.still_trusting(Material::create(&self.names, now)?, now).await?;
             let created = api.create(&PostParams::default(), &self.write(&material, None)).await;
             return created.map(|_| material).map_err(|error| self.failed(error));
         };
@@ -112,6 +116,7 @@ impl Managed {
         };
         match (renewed, read) {
             (Some(material), _) => {
+                let material = self.still_trusting(material, now).await?;
                 let secret = self.write(&material, stored.resource_version());
                 let written = api.replace(&self.secret, &PostParams::default(), &secret).await;
                 info!(secret = self.secret, "renewed the certificates");
@@ -120,6 +125,18 @@ impl Managed {
             (None, Some(material)) => Ok(material),
             (None, None) => Err(ManagedError::Beaten),
         }
+    }
+
+    /// Whatever became of the Secret, replicas serve what they took up before until they look again: whom the API server
+    /// trusts now, it goes on trusting.
+    async fn still_trusting(
+        &self,
+        material: Material,
+        now: OffsetDateTime,
+    ) -> Result<Material, ManagedError> {
+        let trusted = bundle::published(&self.client, &self.configuration).await;
+        let trusted = trusted.map_err(|error| ManagedError::Untrusted(Box::new(error)))?;
+        Ok(material.trusting(&trusted, now))
     }
 
     fn write(&self, material: &Material, version: Option<String>) -> Secret {
@@ -151,6 +168,11 @@ impl Managed {
     }
 }
 
+/// What the API server may not trust is served only where nothing better is: no certificate, or one that nobody accepts.
+fn is_to_be_taken_up(told: bool, in_use_until: Option<i64>, now: i64) -> bool {
+    told || in_use_until.is_none_or(|expires| expires <= now)
+}
+
 fn read(secret: &Secret) -> Option<Material> {
     let data = secret.data.as_ref()?;
     let text = |name: &str| String::from_utf8(data.get(name)?.0.clone()).ok();
@@ -171,4 +193,17 @@ pub fn service_names(service: &str, namespace: &str) -> Vec<String> {
         format!("{service}.{namespace}"),
         service.to_owned(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_nobody_was_told_of_does_not_replace_one_that_is_good() {
+        assert!(is_to_be_taken_up(true, Some(200), 100));
+        assert!(!is_to_be_taken_up(false, Some(200), 100));
+        assert!(is_to_be_taken_up(false, Some(100), 100), "it has expired");
+        assert!(is_to_be_taken_up(false, None, 100), "there is none");
+    }
 }
