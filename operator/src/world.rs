@@ -135,6 +135,13 @@ impl World {
         self.lock().grants.all().iter().map(|grant| ReferenceGrant::clone(grant)).collect()
     }
 
+    /// The grants of some namespaces.
+    pub fn grants_in(&self, namespaces: &[String]) -> Vec<ReferenceGrant> {
+        let there = |grant: &ReferenceGrant| grant.namespace().is_some_and(|own| namespaces.contains(&own));
+        let all = self.lock().grants.all();
+        all.iter().filter(|grant| there(grant)).map(|grant| ReferenceGrant::clone(grant)).collect()
+    }
+
     /// All runs.
     pub fn runs(&self) -> Vec<Arc<PipelineRun>> {
         self.lock().runs.all()

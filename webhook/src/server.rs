@@ -59,21 +59,27 @@ pub struct Shared {
     room: Room,
 }
 
-/// Memory for bodies. What is large waits until there is room for it, and small ones hardly ever wait.
+/// Memory for large bodies: they wait until there is room for them. Small ones, which almost all are, take no part in it:
+/// whoever announces large bodies and never sends them holds up nobody but large ones.
 struct Room(Semaphore);
 
 impl Room {
     /// Counted in KiB: a body of a few hundred bytes takes more than those.
     const UNIT: usize = 1024;
+    /// As many of these as there are requests at once fit beside the large ones.
+    const SMALL: usize = 32 * 1024;
 
     fn new(bytes: usize) -> Self {
         Self(Semaphore::new(bytes.max(BODY_MAX).div_ceil(Self::UNIT)))
     }
 
-    /// Waits for as much as a body says it has, or for the largest if it does not say.
+    /// Waits for as much as a body says it has, or for the largest if it does not say. A small one needs none.
     async fn take(&self, said: Option<u64>) -> Option<SemaphorePermit<'_>> {
-        let bytes = said.and_then(|bytes| usize::try_from(bytes).ok());
-        let units = bytes.map_or(BODY_MAX, |bytes| bytes.min(BODY_MAX)).div_ceil(Self::UNIT);
+        let bytes = said.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(BODY_MAX).min(BODY_MAX);
+        if bytes <= Self::SMALL {
+            return None;
+        }
+        let units = bytes.div_ceil(Self::UNIT);
         self.0.acquire_many(u32::try_from(units).unwrap_or(u32::MAX)).await.ok()
     }
 }

@@ -14,7 +14,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 /// Who owns the fields that the webhook writes.
@@ -61,18 +61,26 @@ async fn until_each_is_done<F: Future<Output = bool>>(
     mut attempt: impl FnMut(PipelinePolicy) -> F,
 ) {
     let mut failed: BTreeMap<String, PipelinePolicy> = BTreeMap::new();
+    let mut again = Instant::now();
     loop {
-        let wait = if failed.is_empty() { Duration::MAX } else { retry };
+        let wait =
+            if failed.is_empty() { Duration::MAX } else { again.saturating_duration_since(Instant::now()) };
         let due = match timeout(wait, policies.recv()).await {
             Ok(Some(policy)) => vec![policy],
             Ok(None) => return,
-            Err(_elapsed) => failed.values().cloned().collect(),
+            Err(_elapsed) => {
+                again = Instant::now() + retry;
+                failed.values().cloned().collect()
+            }
         };
         for policy in due {
             let name = policy.name_any();
             if attempt(policy.clone()).await {
                 failed.remove(&name);
             } else {
+                if failed.is_empty() {
+                    again = Instant::now() + retry;
+                }
                 failed.insert(name, policy);
             }
         }

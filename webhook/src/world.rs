@@ -129,10 +129,12 @@ impl World {
         reserved.of.retain(|_, reservation| reservation.since.elapsed() < RESERVED);
         match reserved.of.get(run_id.as_str()) {
             Some(Reservation { holder, .. }) if holder != asker => Some(holder.clone()),
-            _ => {
+            own => {
+                // Who asks again keeps his turn: others may have counted him already.
+                let turn = own.map(|own| own.number);
                 if let Some(run) = reserve {
                     reserved.made += 1;
-                    let (number, parallelism) = (reserved.made, parallelism(run));
+                    let (number, parallelism) = (turn.unwrap_or(reserved.made), parallelism(run));
                     let reservation =
                         Reservation { holder: asker.clone(), number, parallelism, since: Instant::now() };
                     reserved.of.insert(run_id.as_str().to_owned(), reservation);
@@ -164,9 +166,11 @@ impl World {
             usage.parallelism = usage.parallelism.saturating_add(parallelism);
         };
         let reserved = self.reserved();
-        let own = reserved.of.values().find(|reservation| reservation.holder == *asker);
-        let turn = own.map_or(u64::MAX, |own| own.number);
         let index = self.read();
+        // A run that is stored is changed, and all others count.
+        let creating = !index.runs.contains_key(asker);
+        let own = reserved.of.values().find(|reservation| creating && reservation.holder == *asker);
+        let turn = own.map_or(u64::MAX, |own| own.number);
         let other = |key: &Key| key.0 == *namespace && key.1 != *name;
         index
             .runs
@@ -341,8 +345,13 @@ mod tests {
         }
         let counted = |name: &str| world.usage_of_others(&key(name)).active_runs;
         assert_eq!(["first", "second", "third", "dry-run"].map(counted), [0, 1, 2, 3]);
+        let first = "team-a.first".parse().unwrap();
+        assert_eq!(world.taken(&first, &key("first"), Some(&run("first", None, "Pending"))), None);
+        assert_eq!((counted("first"), counted("second")), (0, 1), "who asks again keeps his turn");
         world.give_back(&key("first"));
         assert_eq!(counted("third"), 1);
+        world.write().set_run(&run("second", None, "Running"));
+        assert_eq!(counted("second"), 1, "one that is changed counts all others");
     }
 
     #[test]

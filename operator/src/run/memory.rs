@@ -84,6 +84,12 @@ impl Memory {
         self.last_scan = None;
     }
 
+    /// The queue was lost. A server that keeps losing it, because it evicts keys, must not be listed into without end.
+    pub fn queue_lost(&mut self) {
+        self.listing_backoff.failed(Instant::now());
+        self.forget_queue();
+    }
+
     /// The listing failed, and got as far as this.
     pub fn listing_failed(&mut self, why: Obstacle, at: Listing, now: Instant) {
         self.listing_backoff.failed(now);

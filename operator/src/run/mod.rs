@@ -155,8 +155,10 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
             Ok(Next::Within(RESYNC))
         }
         Err(Stop::Error(error)) => {
-            if matches!(error, Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. })) {
-                memory.forget_queue();
+            match error {
+                Error::Queue(queue::Error::Lost { .. }) => memory.queue_lost(),
+                Error::Queue(queue::Error::Closed { .. }) => memory.forget_queue(),
+                _ => {}
             }
             report.obstacle = obstacle_of(&error);
             Err(error)
@@ -272,9 +274,7 @@ async fn list(
     }
     if let Some(failure) = memory.listing.take().and_then(|task| task.failure()) {
         if failure.reason == Reason::QueueLost {
-            // A server that keeps losing it, because it evicts keys, must not be listed into without end.
-            memory.listing_backoff.failed(now);
-            memory.forget_queue();
+            memory.queue_lost();
             return Ok(Next::Within(Duration::ZERO));
         }
         memory.listing_failed(failure, stats.listing.clone(), now);
@@ -428,7 +428,9 @@ fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> 
     let limit = limits.file_timeout?;
     let alive = view.pods.iter().filter(|pod| pod.is_alive());
     alive
-        .filter_map(|pod| (pod.claiming? + limit).checked_duration_since(now))
+        // From the claimer's start, if it had a file at once, and from the filters' start, if it waited for one.
+        .flat_map(|pod| [pod.claiming, pod.claiming.map(|_| pod.since)])
+        .filter_map(|since| (since? + limit).checked_duration_since(now))
         .map(|left| left.max(PUBLISH_EVERY))
         .min()
 }

@@ -15,7 +15,8 @@ use super::status::{self, Report};
 use crate::context::Context;
 use crate::error::{Error, Reason};
 
-/// Writes the status, if there is something to say. Returns when to come back if it is too early to say it.
+/// Writes the status, if there is something to say. Returns when to come back if it is too early to say it, or if another
+/// operator has said something meanwhile.
 pub async fn publish(
     ctx: &Context,
     run: &PipelineRun,
@@ -68,32 +69,29 @@ enum Written {
 /// another operator stays, and so does the end of a run.
 async fn write(ctx: &Context, known: &PipelineRun, status: &PipelineRunStatus) -> Result<Written, Error> {
     let api: Api<PipelineRun> = ctx.api(known);
-    let (name, mut run) = (known.name_any(), known.clone());
-    for last in [false, true] {
-        run.status = Some(status.clone());
-        match api.replace_status(&name, &PostParams::default(), &run).await {
-            Ok(_) => return Ok(Written::Ours),
-            Err(kube::Error::Api(error)) if error.code == 404 => return Ok(Written::Gone),
-            Err(kube::Error::Api(error)) if error.code == 409 && !last => {
-                let newer = api.get_opt(&name).await.map_err(Error::kubernetes("read the run again"))?;
-                let Some(newer) = newer.filter(|newer| newer.metadata.uid == known.metadata.uid) else {
-                    return Ok(Written::Gone);
-                };
-                if status::is_finished(&newer) {
-                    return Ok(Written::Gone);
-                }
-                // As JSON: times are cut off when they are written.
-                if let Some(others) =
-                    newer.status.as_ref().filter(|_| json!(newer.status) != json!(known.status))
-                {
-                    return Ok(Written::Others(Box::new(others.clone())));
-                }
-                run = newer;
-            }
-            Err(error) => return Err(Error::kubernetes("write the status of the run")(error)),
+    let name = known.name_any();
+    let put = async |run: &PipelineRun| {
+        let wanted = PipelineRun { status: Some(status.clone()), ..run.clone() };
+        match api.replace_status(&name, &PostParams::default(), &wanted).await {
+            Ok(_) => Ok(Some(Written::Ours)),
+            Err(kube::Error::Api(error)) if error.code == 404 => Ok(Some(Written::Gone)),
+            Err(kube::Error::Api(error)) if error.code == 409 => Ok(None),
+            Err(error) => Err(Error::kubernetes("write the status of the run")(error)),
         }
+    };
+    if let Some(written) = put(known).await? {
+        return Ok(written);
     }
-    Ok(Written::Gone)
+    let newer = api.get_opt(&name).await.map_err(Error::kubernetes("read the run again"))?;
+    let ours = |newer: &PipelineRun| newer.metadata.uid == known.metadata.uid && !status::is_finished(newer);
+    let Some(newer) = newer.filter(ours) else { return Ok(Written::Gone) };
+    let others = newer.status.clone().unwrap_or_default();
+    // As JSON: times are cut off when they are written.
+    if json!(newer.status) != json!(known.status) {
+        return Ok(Written::Others(Box::new(others)));
+    }
+    // Changed once more: the next pass sees it.
+    Ok(put(&newer).await?.unwrap_or(Written::Others(Box::new(others))))
 }
 
 /// Says of a run that was changed after its end that this was seen. It does not matter to the run, but tools wait for it: a

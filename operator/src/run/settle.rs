@@ -121,8 +121,9 @@ impl Settling<'_> {
                 (_, Some(_)) if overdue(pod) => Some(self.unfinished(&pod.name)),
                 (Stage::Stuck(stuck), None) if self.now.duration_since(pod.since) >= start_timeout => {
                     settled.lost.push(pod.name.clone());
-                    // Without a claim there is no file to blame; another pod may be made with a better image.
-                    let blamed = stuck.container != CLAIMER;
+                    // Without a claim there is no file to blame, and neither is one whose keys were taken away; another pod
+                    // may be made with a better image.
+                    let blamed = stuck.container != CLAIMER && self.memory.withheld.is_none();
                     Some(if blamed {
                         Verdict::Failed(verdict::not_started(stuck))
                     } else {
@@ -162,7 +163,8 @@ impl Settling<'_> {
     async fn took_too_long(&self, ended: &mut Ended) -> Result<(), Error> {
         let Some(limit) = self.limits.file_timeout else { return Ok(()) };
         let long = |pod: &WorkerPod| pod.claiming.is_some_and(|since| self.now >= since + limit);
-        if !self.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
+        // A new operator has not seen when the claimers started, so it asks now and then anyway.
+        if !self.scan_is_due() && !self.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
             return Ok(());
         }
         let mut after = None;
@@ -222,9 +224,14 @@ impl Settling<'_> {
         }
     }
 
+    /// Whether it is time to look at all claims.
+    fn scan_is_due(&self) -> bool {
+        self.memory.last_scan.is_none_or(|last| self.now.duration_since(last) >= RESYNC)
+    }
+
     /// Now and then, all claims are compared with all pods: a pod that went while nobody watched left its file behind.
     async fn compare_with_all_pods(&mut self) -> Result<(), Error> {
-        if self.memory.last_scan.is_some_and(|last| self.now.duration_since(last) < RESYNC) {
+        if !self.scan_is_due() {
             return Ok(());
         }
         let known: HashSet<&str> = self.pods.iter().map(|pod| pod.name.as_str()).collect();

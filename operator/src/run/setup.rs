@@ -117,17 +117,20 @@ pub async fn credentials(
     snapshot: &Snapshot,
 ) -> Result<Option<Keys>, Stop> {
     check_grant(ctx, run, snapshot)?;
-    let mut source = None;
+    let (mut source, mut copies) = (None, Vec::new());
     for wanted in snapshot.secrets() {
-        let foreign = Some(&wanted.namespace) != run.metadata.namespace.as_ref();
         let secret = credentials_secret(ctx, &wanted).await?;
         let keys = keys(&wanted, &secret)?;
-        if foreign {
-            apply_secret(ctx, run, &secret::copy(run, run_id, wanted.role, &secret)).await?;
+        if Some(&wanted.namespace) != run.metadata.namespace.as_ref() {
+            copies.push(secret::copy(run, run_id, wanted.role, &secret));
         }
         if wanted.role == Role::Source {
             source = Some(keys);
         }
+    }
+    // Only when all are there: a run that lacks one has no use for the other.
+    for copy in &copies {
+        apply_secret(ctx, run, copy).await?;
     }
     Ok(source)
 }
@@ -161,10 +164,13 @@ fn keys(wanted: &Credentials<'_>, found: &Secret) -> Result<Keys, Stop> {
 /// Checked in every pass, and before anything is read: a grant that was taken back does not last.
 fn check_grant(ctx: &Context, run: &PipelineRun, snapshot: &Snapshot) -> Result<(), Stop> {
     let own = run.namespace().unwrap_or_default();
-    if snapshot.namespace == own && snapshot.secrets().iter().all(|secret| secret.namespace == own) {
+    let mut others: Vec<String> = snapshot.secrets().into_iter().map(|secret| secret.namespace).collect();
+    others.push(snapshot.namespace.clone());
+    others.retain(|namespace| *namespace != own);
+    if others.is_empty() {
         return Ok(());
     }
-    let grants = ctx.world.grants();
+    let grants = ctx.world.grants_in(&others);
     let mut pipeline = Pipeline::new(&snapshot.name, snapshot.spec.clone());
     pipeline.metadata.namespace = Some(snapshot.namespace.clone());
     let rules =

@@ -118,6 +118,9 @@ pub async fn create_pods(
         let api = &api;
         async move { (pod.name_any(), api.create(&PostParams::default(), &pod).await) }
     };
+    // Pods that die without a file were created too: a creation that works says nothing about them.
+    let dying =
+        memory.creation_problem.as_ref().is_some_and(|problem| problem.reason == Reason::WorkersFailing);
     let mut created = stream::iter(wanted).map(create).buffer_unordered(BATCH);
     let (mut refusal, mut failure, mut good) = (None, None, 0);
     while let Some((name, result)) = created.next().await {
@@ -146,10 +149,7 @@ pub async fn create_pods(
         }
     }
     drop(created);
-    // What is partly refused works: a quota lets as many pods live as it does. Pods that die without a file were created
-    // too, so that says nothing about them.
-    let dying =
-        memory.creation_problem.as_ref().is_some_and(|problem| problem.reason == Reason::WorkersFailing);
+    // What is partly refused works: a quota lets as many pods live as it does.
     if good > 0 && !dying {
         memory.creation_backoff.reset();
     }
