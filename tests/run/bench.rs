@@ -230,10 +230,8 @@ struct Cost {
 /// machine's two processors are left to what is measured.
 async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
     let mut lab = Lab::alone("cost").await;
-    lab.kill_operators().await;
-    lab.set("LISTEN", "127.0.0.1:18080");
     lab.set("LOG", "info");
-    lab.start_operator();
+    lab.restart_with("LISTEN", "127.0.0.1:18080").await;
     let put = |number: usize| {
         let lab = &lab;
         async move { lab.put(&format!("{number:06}"), "").await }

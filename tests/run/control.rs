@@ -10,11 +10,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::harness::{Lab, condition, counts, is_degraded_by, message, names, phase};
-
-fn running(run: &crds::v1alpha1::PipelineRun) -> i64 {
-    run.status.as_ref().and_then(|status| status.counts).map_or(0, |counts| counts.running)
-}
+use crate::harness::{Lab, condition, counts, is_degraded_by, message, names, phase, running};
 
 #[tokio::test]
 #[ignore = "needs the cluster"]
@@ -44,9 +40,9 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
     assert_eq!(job.spec.unwrap().parallelism, Some(6));
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (12, 12, 0));
-    assert!(lab.most_pods() <= 6, "{} pods", lab.most_pods());
+    assert!(lab.witness.most_pods() <= 6, "{} pods", lab.witness.most_pods());
     lab.check_left_nothing(&run).await;
-    lab.check_monotonic();
+    lab.witness.check_monotonic();
 }
 
 /// Quota systems suspend Jobs; the operator never takes that back.
@@ -146,7 +142,7 @@ async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_anew(
     assert_eq!(names(lab.list::<ControllerRevision>().await), Vec::<String>::new());
     lab.run("r", json!({"execution": {"parallelism": 6}})).await;
     assert_eq!(counts(&lab.finished("r").await), (6, 6, 0));
-    assert!(!lab.was_ever(|run| is_degraded_by(run, "NameTaken")));
+    assert!(!lab.witness.was_ever(|run| is_degraded_by(run, "NameTaken")));
 }
 
 /// Two runs of one runId: one of them is executed, the other says why not.
@@ -164,64 +160,4 @@ async fn two_runs_of_one_run_id_are_one_run() {
     let two = lab.until("two", "it is refused", |run| is_degraded_by(run, "RunIdTaken")).await;
     assert!(message(&two, "Degraded").contains(&lab.get("one").await.uid().unwrap()));
     assert_eq!(counts(&lab.finished("one").await), (1, 1, 0));
-}
-
-/// Trap 22: another namespace's Pipeline and Secret, only with a grant there. The keys are copied, and the copy goes with
-/// the run.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn another_namespaces_pipeline_and_keys_need_grants() {
-    let mut lab = Lab::new("tenant").await;
-    let owner = lab.testbed.namespace("owner").await.unwrap();
-    lab.kill_operators().await;
-    lab.set("NAMESPACES", &format!("{},{}", lab.namespace.name, owner.name));
-    lab.start_operator();
-    lab.put_many("", 3, |_| "sleep 8".to_owned()).await;
-    let there = |object: serde_json::Value| (owner.name.clone(), object);
-    let (id, secret) = lab.services.s3.keys();
-    let (namespace, keys) = there(
-        json!({"metadata": {"name": "theirs"}, "stringData": {"accessKeyId": id, "secretAccessKey": secret}}),
-    );
-    let secrets: Api<Secret> = Api::namespaced(lab.testbed.client(), &namespace);
-    secrets.create(&PostParams::default(), &serde_json::from_value(keys).unwrap()).await.unwrap();
-    let mut bucket = lab.bucket();
-    bucket["credentialsSecret"] = json!({"name": "theirs"});
-    let spec = json!({"source": {"bucket": bucket}, "filters": [crate::harness::filter("main", &["obey"])]});
-    let pipeline = Pipeline::new("lib", serde_json::from_value(spec).unwrap());
-    let pipelines: Api<Pipeline> = Api::namespaced(lab.testbed.client(), &namespace);
-    pipelines.create(&PostParams::default(), &pipeline).await.unwrap();
-
-    let pipeline = json!({"name": "lib", "namespace": owner.name});
-    lab.run("r", json!({"pipelineRef": pipeline, "execution": {"parallelism": 1}})).await;
-    let refused = lab.until("r", "it is refused", |run| is_degraded_by(run, "ReferenceNotGranted")).await;
-    assert!(message(&refused, "Degraded").contains("ReferenceGrant"), "{}", message(&refused, "Degraded"));
-    let grants: Api<ReferenceGrant> = Api::namespaced(lab.testbed.client(), &namespace);
-    let grant = |name: &str, to: &str| {
-        let from = json!([{"kind": "PipelineRun", "namespace": lab.namespace.name}]);
-        ReferenceGrant::new(
-            name,
-            serde_json::from_value(json!({"from": from, "to": [{"kind": to}]})).unwrap(),
-        )
-    };
-    grants.create(&PostParams::default(), &grant("pipelines", "Pipeline")).await.unwrap();
-    let refused =
-        lab.until("r", "its keys are refused", |run| message(run, "Degraded").contains("Secret")).await;
-    assert!(is_degraded_by(&refused, "ReferenceNotGranted"));
-    grants.create(&PostParams::default(), &grant("secrets", "Secret")).await.unwrap();
-    lab.until("r", "it is processed", |run| running(run) > 0).await;
-    let copy = lab.api::<Secret>().get("r-source").await.unwrap();
-    assert_eq!(copy.data.unwrap()["accessKeyId"].0, id.as_bytes());
-
-    // Taken back: what is under way is finished, nothing else is started, and the copy goes.
-    grants.delete("secrets", &DeleteParams::default()).await.unwrap();
-    lab.until("r", "it is refused again", |run| is_degraded_by(run, "ReferenceNotGranted")).await;
-    let stopped = lab.until("r", "nothing runs", |run| running(run) == 0).await;
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    let later = lab.get("r").await;
-    assert_eq!((counts(&later), phase(&later)), (counts(&stopped), Some(Phase::Running)));
-    assert!(is_degraded_by(&later, "ReferenceNotGranted") && counts(&later).1 < 3);
-    assert!(lab.api::<Secret>().get_opt("r-source").await.unwrap().is_none(), "the keys are taken away");
-    grants.create(&PostParams::default(), &grant("secrets", "Secret")).await.unwrap();
-    assert_eq!(counts(&lab.finished("r").await), (3, 3, 0));
-    assert!(lab.api::<Secret>().get_opt("r-source").await.unwrap().is_none(), "the copy goes with the run");
 }

@@ -54,9 +54,7 @@ async fn a_filter_that_says_bad_input_is_not_asked_again_and_one_killed_for_memo
 #[ignore = "needs the cluster"]
 async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
     let mut lab = Lab::new("images").await;
-    lab.kill_operators().await;
-    lab.set("START_TIMEOUT", "5s");
-    lab.start_operator();
+    lab.restart_with("START_TIMEOUT", "5s").await;
     lab.put("a", "copy").await;
     let mut missing = filter("main", &["obey"]);
     missing["image"] = json!("localhost/openfilter/nowhere:1");
@@ -73,9 +71,7 @@ async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
     assert_eq!(counts(&run), (1, 0, 1));
     assert!(run.status.unwrap().recent_failures[0].reason.contains("nowhere"));
 
-    lab.kill_operators().await;
-    lab.set("CLAIMER_IMAGE", "localhost/openfilter/noclaimer:1");
-    lab.start_operator();
+    lab.restart_with("CLAIMER_IMAGE", "localhost/openfilter/noclaimer:1").await;
     lab.api::<crds::v1alpha1::Pipeline>().delete("p", &Default::default()).await.unwrap();
     lab.pipeline(json!({})).await;
     lab.run("claimer", json!({})).await;
@@ -89,9 +85,7 @@ async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
     assert!(lab.pods().await.len() <= 1, "no pod is added");
 
     // Whoever mends the setting mends the run.
-    lab.kill_operators().await;
-    lab.set("CLAIMER_IMAGE", &reference("claimer"));
-    lab.start_operator();
+    lab.restart_with("CLAIMER_IMAGE", &reference("claimer")).await;
     assert_eq!(counts(&lab.finished("claimer").await), (1, 1, 0));
 }
 
@@ -100,9 +94,7 @@ async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
 #[ignore = "needs the cluster"]
 async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
     let mut lab = Lab::new("created").await;
-    lab.kill_operators().await;
-    lab.set("START_TIMEOUT", "5s");
-    lab.start_operator();
+    lab.restart_with("START_TIMEOUT", "5s").await;
     lab.put("a", "copy").await;
     let mut secretive = filter("main", &["obey"]);
     let missing = json!({"secretKeyRef": {"name": "nowhere", "key": "k"}});
@@ -123,10 +115,8 @@ async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
 #[ignore = "needs the cluster"]
 async fn workers_that_die_without_a_file_are_told_and_made_ever_more_rarely() {
     let mut lab = Lab::new("dying").await;
-    lab.kill_operators().await;
     // A program that knows nothing of claiming.
-    lab.set("CLAIMER_IMAGE", &reference("probe"));
-    lab.start_operator();
+    lab.restart_with("CLAIMER_IMAGE", &reference("probe")).await;
     lab.put("a", "copy").await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
@@ -134,11 +124,9 @@ async fn workers_that_die_without_a_file_are_told_and_made_ever_more_rarely() {
     assert!(message(&told, "Degraded").contains("probe copy"), "{}", message(&told, "Degraded"));
     // Waits of 1, 2, 4, 8 and 16 s: a sixth pod comes after half a minute. Without them there would be one a second.
     tokio::time::sleep(Duration::from_secs(20)).await;
-    assert!(lab.pods_ever("r") <= 6, "{} pods", lab.pods_ever("r"));
+    assert!(lab.witness.pods_ever("r") <= 6, "{} pods", lab.witness.pods_ever("r"));
     assert_eq!(counts(&lab.get("r").await), (1, 0, 0), "no file is blamed");
-    lab.kill_operators().await;
-    lab.set("CLAIMER_IMAGE", &reference("claimer"));
-    lab.start_operator();
+    lab.restart_with("CLAIMER_IMAGE", &reference("claimer")).await;
     assert_eq!(counts(&lab.finished("r").await), (1, 1, 0));
 }
 
@@ -225,7 +213,7 @@ async fn a_long_filter_is_not_duplicated_and_one_that_is_too_long_is_ended() {
     let patient = lab.finished("patient").await;
     assert_eq!(counts(&patient), (1, 1, 0));
     assert_eq!((lab.tally("patient", "retried").await, lab.tally("patient", "reclaimed").await), (0, 0));
-    assert_eq!((lab.pods_ever("patient"), lab.pods_ever("strict")), (1, 2));
+    assert_eq!((lab.witness.pods_ever("patient"), lab.witness.pods_ever("strict")), (1, 2));
 }
 
 #[tokio::test]
@@ -270,7 +258,7 @@ async fn a_quota_and_a_refusal_are_told_and_waited_for() {
     // A quota below parallelism does not stop a run.
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (8, 8, 0));
-    assert!(lab.most_pods() <= 2, "{} pods", lab.most_pods());
+    assert!(lab.witness.most_pods() <= 2, "{} pods", lab.witness.most_pods());
 
     // The namespace is "restricted", and this Pipeline asks for root.
     lab.api::<crds::v1alpha1::Pipeline>().delete("p", &Default::default()).await.unwrap();

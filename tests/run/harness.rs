@@ -1,19 +1,18 @@
-//! A laboratory: a namespace, a bucket, an operator that looks after this namespace only, and somebody who watches every
-//! status that a run ever has.
+//! A laboratory: a namespace, a bucket, an operator that looks after this namespace only, and a witness of all that happens.
 
-use std::collections::{BTreeMap, BTreeSet};
+#[path = "witness.rs"]
+mod witness;
+
+use std::collections::BTreeMap;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crds::run_id::RunId;
-use crds::v1alpha1::{Counts, Phase, Pipeline, PipelineRun};
-use futures::TryStreamExt;
+use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, Secret};
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource, ResourceExt};
 use queue::{DeadLetter, RunQueue, Server};
 use serde::de::DeserializeOwned;
@@ -24,7 +23,7 @@ use testbed::{Doing, Namespace, Testbed};
 use tests::program::mortal;
 use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use tokio::task::JoinHandle;
+use witness::Witness;
 
 /// Tests that break something of the cluster run alone, the others side by side.
 static CLUSTER: RwLock<()> = RwLock::const_new(());
@@ -47,9 +46,7 @@ pub struct Lab {
     operators: Vec<Child>,
     log_at_start: usize,
     settings: BTreeMap<String, String>,
-    seen: Arc<Mutex<Vec<PipelineRun>>>,
-    pods_seen: Arc<Mutex<PodsSeen>>,
-    watching: [JoinHandle<()>; 2],
+    pub witness: Witness,
     _turn: Turn,
 }
 
@@ -72,15 +69,7 @@ impl Lab {
         let namespace = testbed.labelled_namespace(name, &restricted).await.unwrap();
         let bucket = namespace.name.clone();
         services.s3.make_bucket(&bucket).await.unwrap();
-        let (seen, api) = (Arc::default(), Api::namespaced(testbed.client(), &namespace.name));
-        let pods_seen = Arc::default();
-        let watching = [
-            tokio::spawn(watch_runs(api, Arc::clone(&seen))),
-            tokio::spawn(count_pods(
-                Api::namespaced(testbed.client(), &namespace.name),
-                Arc::clone(&pods_seen),
-            )),
-        ];
+        let witness = Witness::of(&testbed, &namespace);
         let settings = BTreeMap::from([
             ("KUBECONFIG", testbed.paths().kubeconfig().display().to_string()),
             ("VALKEY_URL", format!("redis://{VALKEY_IP}:6379")),
@@ -101,9 +90,7 @@ impl Lab {
             operators: Vec::new(),
             log_at_start: 0,
             settings,
-            seen,
-            pods_seen,
-            watching,
+            witness,
             _turn: turn,
         };
         lab.secret("keys").await;
@@ -133,6 +120,13 @@ impl Lab {
         for mut operator in self.operators.drain(..) {
             operator.kill().await.unwrap();
         }
+    }
+
+    /// Puts one with another setting in the place of all operators.
+    pub async fn restart_with(&mut self, name: &str, value: &str) {
+        self.kill_operators().await;
+        self.set(name, value);
+        self.start_operator();
     }
 
     /// Ends all operators as a node drain would.
@@ -315,22 +309,6 @@ impl Lab {
         listed.items.iter().map(ResourceExt::name_any).find(|name| name != node).unwrap()
     }
 
-    /// The most pods that there ever were at once, without those that had ended or were being deleted.
-    pub fn most_pods(&self) -> usize {
-        self.pods_seen.lock().unwrap().most_alive
-    }
-
-    /// The most pods that had ended and that nobody had deleted.
-    pub fn most_ended_pods(&self) -> usize {
-        self.pods_seen.lock().unwrap().most_ended
-    }
-
-    /// How many pods a run has had.
-    pub fn pods_ever(&self, run: &str) -> usize {
-        let seen = self.pods_seen.lock().unwrap();
-        seen.ever.iter().filter(|(of, _)| of == run).count()
-    }
-
     /// A number that the queue keeps about a run.
     pub async fn tally(&self, run: &str, field: &str) -> u64 {
         let meta = self.run_id(run).key("meta");
@@ -408,47 +386,6 @@ impl Lab {
         RunQueue::of_epoch(&self.valkey(), &self.run_id(run), &epoch).dead_letters(None, 1_000).await.unwrap()
     }
 
-    /// Every status that was seen, at the end of every test: counts always add up, and an end is an end.
-    fn check_all_statuses(&self) {
-        let seen = self.seen.lock().unwrap();
-        let mut last: BTreeMap<String, PipelineRun> = BTreeMap::new();
-        for run in seen.iter() {
-            let Some(status) = &run.status else { continue };
-            if let Some(Counts { total_files, queued, running, succeeded, failed }) = status.counts {
-                assert_eq!(total_files, queued + running + succeeded + failed, "{status:#?}");
-                assert!([queued, running, succeeded, failed].iter().all(|count| *count >= 0), "{status:#?}");
-            }
-            let before = last.insert(run.uid().unwrap(), run.clone());
-            if let Some(before) = before.and_then(|before| before.status)
-                && matches!(before.phase, Some(Phase::Succeeded | Phase::Failed))
-            {
-                assert_eq!(before.counts, status.counts, "an end is an end");
-                assert_eq!(before.phase, status.phase, "an end is an end");
-            }
-        }
-        assert!(!last.is_empty(), "no status was seen");
-    }
-
-    /// Whether any status that was seen is so.
-    pub fn was_ever(&self, condition: impl Fn(&PipelineRun) -> bool) -> bool {
-        self.seen.lock().unwrap().iter().any(condition)
-    }
-
-    /// Succeeded never goes down, as it may after a loss of data only.
-    pub fn check_monotonic(&self) {
-        let seen = self.seen.lock().unwrap();
-        let mut last: BTreeMap<String, Counts> = BTreeMap::new();
-        for run in seen.iter() {
-            let Some(counts) = run.status.as_ref().and_then(|status| status.counts) else { continue };
-            if let Some(before) = last.insert(run.uid().unwrap(), counts) {
-                assert!(
-                    counts.succeeded >= before.succeeded && counts.failed >= before.failed,
-                    "{before:?} then {counts:?}"
-                );
-            }
-        }
-    }
-
     /// No pod is left, and the Job says what the run says.
     pub async fn check_left_nothing(&self, run: &PipelineRun) {
         assert_eq!(names(self.pods().await), Vec::<String>::new());
@@ -480,7 +417,6 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        self.watching.iter().for_each(JoinHandle::abort);
         // A run that is left behind would hold its namespace: nobody is there to take its finalizer away.
         let kubectl = |words: &[&str]| self.kubectl(words).unwrap_or_else(|error| error);
         if std::thread::panicking() {
@@ -496,7 +432,7 @@ impl Drop for Lab {
             kubectl(&["patch", run, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
         }
         if !std::thread::panicking() {
-            self.check_all_statuses();
+            self.witness.check_all_statuses();
         }
     }
 }
@@ -505,76 +441,6 @@ impl Drop for Lab {
 async fn prepare(testbed: &Testbed) {
     testbed.load_images(&[Set::Worker, Set::Filters]).unwrap();
     tests::crds_on_cluster::install(testbed).await;
-}
-
-async fn watch_runs(api: Api<PipelineRun>, seen: Arc<Mutex<Vec<PipelineRun>>>) {
-    let events = watcher(api, watcher::Config::default()).default_backoff();
-    let mut events = std::pin::pin!(events);
-    loop {
-        match events.try_next().await {
-            Ok(Some(watcher::Event::Apply(run) | watcher::Event::InitApply(run))) => {
-                seen.lock().unwrap().push(run)
-            }
-            Ok(Some(_)) => {}
-            Ok(None) => return,
-            // The API server is paused or restarted: the watch goes on by itself.
-            Err(_) => {}
-        }
-    }
-}
-
-/// What was seen of the pods of the namespace.
-#[derive(Default)]
-struct PodsSeen {
-    /// By name, whether it has ended; without those that are being deleted.
-    present: BTreeMap<String, bool>,
-    most_alive: usize,
-    most_ended: usize,
-    /// Run and name of every pod that there ever was.
-    ever: BTreeSet<(String, String)>,
-}
-
-impl PodsSeen {
-    fn apply(&mut self, pod: &Pod) {
-        let run = pod.labels().get("filter.plainsight.ai/pipelinerun").cloned().unwrap_or_default();
-        self.ever.insert((run, pod.name_any()));
-        // A kubelet that has much to do takes its time to let go of a pod that is deleted.
-        if pod.metadata.deletion_timestamp.is_some() {
-            self.present.remove(&pod.name_any());
-        } else {
-            self.present.insert(pod.name_any(), has_ended(pod));
-        }
-        let ended = self.present.values().filter(|ended| **ended).count();
-        self.most_ended = ended.max(self.most_ended);
-        self.most_alive = (self.present.len() - ended).max(self.most_alive);
-    }
-}
-
-/// One container that failed is the end of a pod, also while others still run.
-fn has_ended(pod: &Pod) -> bool {
-    let Some(status) = &pod.status else { return false };
-    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
-    let failed = |container: &ContainerStatus| {
-        let ended = container.state.as_ref().and_then(|state| state.terminated.as_ref());
-        ended.is_some_and(|ended| ended.exit_code != 0)
-    };
-    matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) || containers.into_iter().any(failed)
-}
-
-async fn count_pods(api: Api<Pod>, seen: Arc<Mutex<PodsSeen>>) {
-    let events = watcher(api, watcher::Config::default()).default_backoff();
-    let mut events = std::pin::pin!(events);
-    loop {
-        let event = events.try_next().await;
-        let mut seen = seen.lock().unwrap();
-        match event {
-            Ok(Some(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => seen.apply(&pod),
-            Ok(Some(watcher::Event::Delete(pod))) => drop(seen.present.remove(&pod.name_any())),
-            Ok(Some(watcher::Event::Init)) => seen.present.clear(),
-            Ok(Some(watcher::Event::InitDone)) | Err(_) => {}
-            Ok(None) => return,
-        }
-    }
 }
 
 /// A filter that runs the probe.
@@ -596,6 +462,11 @@ pub fn merge(into: &mut Value, changes: Value) {
 /// For messages: whole objects are long, and Secrets are secret.
 pub fn names<K: Resource>(objects: Vec<K>) -> Vec<String> {
     objects.iter().map(ResourceExt::name_any).collect()
+}
+
+/// Files that are being processed.
+pub fn running(run: &PipelineRun) -> i64 {
+    run.status.as_ref().and_then(|status| status.counts).map_or(0, |counts| counts.running)
 }
 
 pub fn phase(run: &PipelineRun) -> Option<Phase> {

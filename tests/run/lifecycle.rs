@@ -46,10 +46,10 @@ async fn a_hundred_files_are_exactly_accounted_for() {
     assert_eq!(status.progress.as_deref(), Some("100/100"));
     assert_ne!(status.duration.as_deref(), Some("0s"));
     lab.check_left_nothing(&run).await;
-    lab.check_monotonic();
-    assert!(lab.most_pods() <= 20, "trap 31: {} pods at once", lab.most_pods());
+    lab.witness.check_monotonic();
+    assert!(lab.witness.most_pods() <= 20, "trap 31: {} pods at once", lab.witness.most_pods());
     // Five failed ones are kept; twenty may end together, of which a pass removes sixteen.
-    assert!(lab.most_ended_pods() <= 5 + 20 + 16, "{} pods had ended", lab.most_ended_pods());
+    assert!(lab.witness.most_ended_pods() <= 5 + 20 + 16, "{} pods had ended", lab.witness.most_ended_pods());
 }
 
 /// The sink has exactly the expected objects, also of files that needed a second attempt.

@@ -10,4 +10,5 @@ mod control;
 mod failures;
 mod harness;
 mod lifecycle;
+mod neighbours;
 mod storms;

@@ -62,9 +62,9 @@ async fn an_operator_that_is_killed_again_and_again_loses_nothing() {
     assert_eq!(lab.dead_letters("r").await.len(), 10);
     assert_eq!(lab.jobs().await.remove(0).uid(), job.uid(), "it was adopted");
     // Those that work, and those whose creation a crash forgot before the watch showed them.
-    assert!(lab.most_pods() <= 8 + 8, "trap 31: {} pods", lab.most_pods());
+    assert!(lab.witness.most_pods() <= 8 + 8, "trap 31: {} pods", lab.witness.most_pods());
     lab.check_left_nothing(&run).await;
-    lab.check_monotonic();
+    lab.witness.check_monotonic();
     lab.stop_operators().await;
 }
 
@@ -82,7 +82,7 @@ async fn two_operators_at_once_count_every_file_once() {
     assert_eq!(counts(&run), (30, 24, 6));
     assert_eq!(lab.dead_letters("r").await.len(), 6);
     lab.check_left_nothing(&run).await;
-    lab.check_monotonic();
+    lab.witness.check_monotonic();
 }
 
 /// Traps 3 and 17: Valkey is away, comes back with what its log kept, and has forgotten its users.
@@ -165,7 +165,7 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (20, 20, 0));
     lab.check_left_nothing(&run).await;
-    lab.check_monotonic();
+    lab.witness.check_monotonic();
 }
 
 /// The pods of a dead node hold files; after `pendingTimeout` others get them.
@@ -210,7 +210,7 @@ async fn storage_that_fails_costs_attempts_and_never_a_file() {
     lab.pipeline(json!({"source": {"bucket": bucket}})).await;
     lab.run("r", json!({"execution": {"maxAttempts": 2}})).await;
     let run = lab.finished("r").await;
-    assert!(lab.was_ever(|run| is_degraded_by(run, "CredentialsInvalid")), "the listing was refused");
+    assert!(lab.witness.was_ever(|run| is_degraded_by(run, "CredentialsInvalid")), "the listing was refused");
     assert_eq!(counts(&run), (6, 4, 2));
     let letters = lab.dead_letters("r").await;
     let reason = |file: &str| letters.iter().find(|letter| letter.file == file).unwrap().reason.clone();

@@ -235,6 +235,18 @@ fn the_deepest_expressions_that_compile_are_evaluated_on_a_small_stack() {
     }
 }
 
+/// As people write what they allow: side by side, which is not deep.
+#[test]
+fn a_long_list_of_alternatives_compiles_and_is_evaluated() {
+    for (operator, holds) in [(" || ", true), (" && ", false)] {
+        let alternatives = (0..100).map(|number| format!("object.metadata.name == 'n{number}'"));
+        let known = alternatives.chain(["object.metadata.name == 'monday'".to_owned()]);
+        let expression = known.collect::<Vec<_>>().join(operator);
+        assert_eq!(problems(&expression), "", "{operator}");
+        assert_eq!(findings([cel(&expression)], &run()).is_empty(), holds, "{operator}");
+    }
+}
+
 #[test]
 fn expressions_that_are_too_deep_or_too_long_are_refused_and_the_parser_survives_them() {
     for expression in [

@@ -39,7 +39,9 @@ pub struct Memory {
     /// Why it failed, and how far it had got.
     listing_problem: Option<(Obstacle, Listing)>,
     /// How the listing fared.
-    pub listing_backoff: Backoff,
+    listing_backoff: Backoff,
+    /// How often the queue was lost. A listing that succeeds makes no difference: the next loss may follow it.
+    loss_backoff: Backoff,
     /// Valkey lost the queue, and the bucket is being listed again.
     pub lost: bool,
     /// The Job as it was created, until the watch shows it.
@@ -85,8 +87,8 @@ impl Memory {
     }
 
     /// The queue was lost. A server that keeps losing it, because it evicts keys, must not be listed into without end.
-    pub fn queue_lost(&mut self) {
-        self.listing_backoff.failed(Instant::now());
+    pub fn queue_lost(&mut self, now: Instant) {
+        self.loss_backoff.failed(now);
         self.forget_queue();
     }
 
@@ -94,6 +96,17 @@ impl Memory {
     pub fn listing_failed(&mut self, why: Obstacle, at: Listing, now: Instant) {
         self.listing_backoff.failed(now);
         self.listing_problem = Some((why, at));
+    }
+
+    /// The bucket is listed to its end.
+    pub fn listing_succeeded(&mut self) {
+        self.listing_backoff.reset();
+        self.lost = false;
+    }
+
+    /// How long the next listing waits still; `None` if not at all.
+    pub fn listing_waits(&self, now: Instant) -> Option<Duration> {
+        self.listing_backoff.left(now).max(self.loss_backoff.left(now))
     }
 
     /// Why the listing does not get on, if it does not: once it is further than where it failed, it does.
@@ -184,6 +197,7 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Reason;
     use crate::pods::Stage;
 
     fn pod(name: &str, now: Instant) -> Arc<WorkerPod> {
@@ -223,6 +237,18 @@ mod tests {
         backoff.reset();
         backoff.failed(now);
         assert_eq!(backoff.left(now), Some(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_queue_that_is_lost_again_and_again_is_listed_ever_more_rarely() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        for seconds in [1, 2, 4] {
+            memory.queue_lost(now);
+            assert_eq!(memory.listing_waits(now), Some(Duration::from_secs(seconds)));
+            memory.listing_succeeded();
+        }
+        memory.listing_failed(Reason::ListingFailed.because("as a test"), Listing::UpTo(String::new()), now);
+        assert_eq!(memory.listing_waits(now), Some(Duration::from_secs(4)), "the longer of both");
     }
 
     /// Trap 28.

@@ -156,7 +156,7 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
         }
         Err(Stop::Error(error)) => {
             match error {
-                Error::Queue(queue::Error::Lost { .. }) => memory.queue_lost(),
+                Error::Queue(queue::Error::Lost { .. }) => memory.queue_lost(Instant::now()),
                 Error::Queue(queue::Error::Closed { .. }) => memory.forget_queue(),
                 _ => {}
             }
@@ -231,8 +231,7 @@ async fn advance(
         }
         memory.listed = true;
         if memory.listing.take().is_some() {
-            memory.lost = false;
-            memory.listing_backoff.reset();
+            memory.listing_succeeded();
             ctx.tell(run, "Listed", format!("found {} files", stats.total));
         }
     }
@@ -274,13 +273,13 @@ async fn list(
     }
     if let Some(failure) = memory.listing.take().and_then(|task| task.failure()) {
         if failure.reason == Reason::QueueLost {
-            memory.queue_lost();
+            memory.queue_lost(now);
             return Ok(Next::Within(Duration::ZERO));
         }
         memory.listing_failed(failure, stats.listing.clone(), now);
     }
     report.obstacle = memory.listing_problem(&stats.listing).or(report.obstacle.take());
-    if let Some(wait) = memory.listing_backoff.left(now) {
+    if let Some(wait) = memory.listing_waits(now) {
         return Ok(Next::Within(wait.min(left)));
     }
     let Prepared { run_id, snapshot, queue, .. } = prepared;

@@ -317,15 +317,16 @@ pub async fn restore(
         user(ctx, run, run_id, queue, memory).await?;
     }
     if due || memory.withheld.is_some() || check_grant(ctx, run, snapshot).is_err() {
-        memory.withheld = match credentials(ctx, run, run_id, snapshot).await {
+        let withheld = match credentials(ctx, run, run_id, snapshot).await {
             Ok(_) => None,
             Err(Stop::Obstacle(obstacle)) => Some(obstacle),
             Err(error) => return Err(error),
         };
-    }
-    if memory.withheld.is_some() {
-        memory.listing = None;
-        cleanup::remove_copied_keys(ctx, run).await?;
+        if withheld.is_some() && memory.withheld.is_none() {
+            memory.listing = None;
+            cleanup::remove_copied_keys(ctx, run).await?;
+        }
+        memory.withheld = withheld;
     }
     Ok(())
 }
