@@ -96,33 +96,45 @@ impl FieldPath {
 
     /// The part of a kind's schema that it leads to, or why there is no such field.
     pub(crate) fn within<'a>(&self, schema: &'a Value) -> Result<&'a Value, NoSuchField<'a>> {
-        static ANYTHING: Value = Value::Null;
-        let mut here = match self.0.first() {
-            // The schema of a kind leaves these to the API server.
-            Some(Step::Name(first)) if first == "metadata" => &*METADATA,
-            _ => schema,
-        };
+        let mut here = self.root(schema);
         for (steps, step) in self.0.iter().enumerate() {
-            here = match step {
-                Step::Name(name) => match (here["properties"].get(name), &here["additionalProperties"]) {
-                    (Some(field), _) => field,
-                    (None, values @ Value::Object(_)) => values,
-                    _ if here["x-kubernetes-preserve-unknown-fields"] == true => return Ok(&ANYTHING),
-                    (None, _) => {
-                        return Err(NoSuchField { name: name.clone(), steps, known: field_names(here) });
-                    }
-                },
-                Step::Index(_) | Step::Every if here["items"].is_object() => &here["items"],
-                Step::Every if here["additionalProperties"].is_object() => &here["additionalProperties"],
-                Step::Index(index) => {
-                    return Err(NoSuchField { name: format!("[{index}]"), steps, known: Vec::new() });
-                }
-                Step::Every => {
-                    return Err(NoSuchField { name: "[*]".to_owned(), steps, known: Vec::new() });
-                }
-            };
+            here = child(here, step).ok_or_else(|| {
+                let (name, known) = match step {
+                    Step::Name(name) => (name.clone(), field_names(here)),
+                    Step::Index(index) => (format!("[{index}]"), Vec::new()),
+                    Step::Every => ("[*]".to_owned(), Vec::new()),
+                };
+                NoSuchField { name, steps, known }
+            })?;
         }
         Ok(here)
+    }
+
+    /// How many of its steps must be there before a default can be filled in; the rest is made. No object is made that would
+    /// lack what its schema requires, because the API server would refuse it, and no entry of a list.
+    pub(super) fn steps_needed(&self, schema: &Value) -> usize {
+        let (mut here, mut needed) = (self.root(schema), 0);
+        for (before, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Name(name) => {
+                    let mut required = here["required"].as_array().into_iter().flatten();
+                    if required.any(|field| field != name) {
+                        needed = before;
+                    }
+                }
+                Step::Index(_) | Step::Every => needed = before + 1,
+            }
+            here = child(here, step).unwrap_or(&ANYTHING);
+        }
+        needed
+    }
+
+    fn root<'a>(&self, schema: &'a Value) -> &'a Value {
+        match self.0.first() {
+            // The schema of a kind leaves these to the API server.
+            Some(Step::Name(first)) if first == "metadata" => &METADATA,
+            _ => schema,
+        }
     }
 
     /// Every place it leads to. A list that is absent has no places; a field that is absent has one, with nothing there.
@@ -134,22 +146,23 @@ impl FieldPath {
         places
     }
 
-    /// Writes `value` wherever the field is absent, and makes the objects on the way. Doing it again changes nothing.
-    pub(super) fn fill(&self, object: &mut Value, value: &Value) {
-        fill(object, &self.0, value);
+    /// Writes `value` wherever the field is absent and so many steps towards it are not, and makes the objects on the rest of
+    /// the way. Doing it again changes nothing.
+    pub(super) fn fill(&self, object: &mut Value, value: &Value, needed: usize) {
+        fill(object, &self.0, value, self.0.len().saturating_sub(needed));
     }
 }
 
 impl FieldPath {
     /// Fills in what a stored run has and its new version leaves out; `default` is the value of today.
-    pub(super) fn keep(&self, object: &mut Value, stored: &Value, default: &Value) {
+    pub(super) fn keep(&self, object: &mut Value, stored: &Value, default: &Value, needed: usize) {
         for Place { path, value } in self.places(stored) {
             let Some(value) = value.filter(|value| !self.may_change_in_a_run() || *value == default) else {
                 continue;
             };
             // A path to one place is a path, unless a key has characters that no path can name.
             if let Ok(path) = path.parse::<Self>() {
-                path.fill(object, value);
+                path.fill(object, value, needed);
             }
         }
     }
@@ -203,7 +216,8 @@ impl<'a> Place<'a> {
     }
 }
 
-fn fill(target: &mut Value, steps: &[Step], value: &Value) {
+/// `made`: how many of the last steps may be made.
+fn fill(target: &mut Value, steps: &[Step], value: &Value, made: usize) {
     let Some((step, rest)) = steps.split_first() else {
         if target.is_null() {
             *target = value.clone();
@@ -211,32 +225,52 @@ fn fill(target: &mut Value, steps: &[Step], value: &Value) {
         return;
     };
     match (step, target) {
-        (Step::Name(name), Value::Object(fields)) => fill_field(fields, name, rest, value),
-        (Step::Name(name), target @ Value::Null) => {
+        (Step::Name(name), Value::Object(fields)) => fill_field(fields, name, rest, value, made),
+        (Step::Name(name), target @ Value::Null) if steps.len() < made => {
             let mut fields = Map::new();
-            fill_field(&mut fields, name, rest, value);
-            // Nothing was filled in below (a list that is absent): then the way there is not made either.
-            if !fields.is_empty() {
-                *target = Value::Object(fields);
-            }
+            fill_field(&mut fields, name, rest, value, made);
+            *target = Value::Object(fields);
         }
         (Step::Index(index), Value::Array(items)) => {
             if let Some(item) = items.get_mut(*index) {
-                fill(item, rest, value);
+                fill(item, rest, value, made);
             }
         }
-        (Step::Every, Value::Array(items)) => items.iter_mut().for_each(|item| fill(item, rest, value)),
-        (Step::Every, Value::Object(fields)) => fields.values_mut().for_each(|item| fill(item, rest, value)),
+        (Step::Every, Value::Array(items)) => items.iter_mut().for_each(|item| fill(item, rest, value, made)),
+        (Step::Every, Value::Object(fields)) => {
+            fields.values_mut().for_each(|item| fill(item, rest, value, made));
+        }
         // A value of another type stays: the schema says what is wrong with it.
         _ => {}
     }
 }
 
-fn fill_field(fields: &mut Map<String, Value>, name: &str, rest: &[Step], value: &Value) {
+fn fill_field(fields: &mut Map<String, Value>, name: &str, rest: &[Step], value: &Value, made: usize) {
     let mut child = fields.remove(name).unwrap_or_default();
-    fill(&mut child, rest, value);
+    fill(&mut child, rest, value, made);
     if !child.is_null() {
         fields.insert(name.to_owned(), child);
+    }
+}
+
+/// A schema that says nothing.
+static ANYTHING: Value = Value::Null;
+
+/// The schema of what is one step further; `None` if there is no such thing.
+fn child<'a>(here: &'a Value, step: &Step) -> Option<&'a Value> {
+    if here.is_null() {
+        return Some(&ANYTHING);
+    }
+    let (items, values) = (&here["items"], &here["additionalProperties"]);
+    match step {
+        Step::Name(name) => match here["properties"].get(name) {
+            Some(field) => Some(field),
+            None if values.is_object() => Some(values),
+            None => (here["x-kubernetes-preserve-unknown-fields"] == true).then_some(&ANYTHING),
+        },
+        Step::Index(_) | Step::Every if items.is_object() => Some(items),
+        Step::Every if values.is_object() => Some(values),
+        Step::Index(_) | Step::Every => None,
     }
 }
 
@@ -309,11 +343,14 @@ mod tests {
     fn a_default_fills_what_is_absent_and_nothing_else_and_doing_it_again_changes_nothing() {
         let mut object = json!({ "spec": { "filters": [{ "image": "a" }, { "image": "b", "policy": "Never" }], "text": "x" } });
         let fill = |object: &mut Value| {
-            path("spec.filters[*].policy").fill(object, &json!("Always"));
-            path("spec.execution.timeout").fill(object, &json!("2h"));
-            path("spec.sinks[*].policy").fill(object, &json!("Always"));
-            path("spec.text.inner").fill(object, &json!(1));
-            path("metadata.labels[\"a.b/c\"]").fill(object, &json!("x"));
+            let mut fill = |text: &str, value: Value| {
+                path(text).fill(object, &value, path(text).steps_needed(&json!({})));
+            };
+            fill("spec.filters[*].policy", json!("Always"));
+            fill("spec.execution.timeout", json!("2h"));
+            fill("spec.sinks[*].policy", json!("Always"));
+            fill("spec.text.inner", json!(1));
+            fill("metadata.labels[\"a.b/c\"]", json!("x"));
         };
         fill(&mut object);
         assert_eq!(

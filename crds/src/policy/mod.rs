@@ -121,14 +121,24 @@ struct CompiledRule {
 
 #[derive(Debug)]
 struct CompiledDefault {
-    field: Field,
+    path: FieldPath,
     value: Value,
+    /// The kinds that have the field, and how many steps towards it an object of the kind must have.
+    targets: Vec<(PolicyTarget, usize)>,
 }
 
 impl CompiledDefault {
     fn compile(default: &PolicyDefault, targets: &[PolicyTarget]) -> Option<Self> {
         let PolicyDefault { field, value } = default;
-        Some(Self { field: Field::compile(field, targets)?, value: value.clone() })
+        let Field { path, targets } = Field::compile(field, targets)?;
+        let needed = |target: PolicyTarget| (target, path.steps_needed(Kind::from(target).schema()));
+        let targets = targets.into_iter().map(needed).collect();
+        Some(Self { path, value: value.clone(), targets })
+    }
+
+    /// `None` if the kind does not have the field.
+    fn steps_needed(&self, target: PolicyTarget) -> Option<usize> {
+        self.targets.iter().find(|(kind, _)| *kind == target).map(|(_, needed)| *needed)
     }
 }
 

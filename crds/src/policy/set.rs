@@ -61,15 +61,15 @@ impl PolicySet {
         object: &mut Value,
         stored: Option<&Value>,
     ) {
-        for policy in self.selected(target, labels) {
-            for CompiledDefault { field, value } in &policy.defaults {
-                if !field.is_of(target) {
-                    continue;
-                }
-                match stored {
-                    None => field.path.fill(object, value),
-                    Some(stored) => field.path.keep(object, stored, value),
-                }
+        let defaults = self.selected(target, labels).flat_map(|policy| &policy.defaults);
+        let mut defaults: Vec<(usize, &CompiledDefault)> =
+            defaults.filter_map(|default| Some((default.steps_needed(target)?, default))).collect();
+        // What needs a parent comes after what may make it, or it would be filled in the second time only.
+        defaults.sort_by_key(|(needed, _)| *needed);
+        for (needed, CompiledDefault { path, value, targets: _ }) in defaults {
+            match stored {
+                None => path.fill(object, value, needed),
+                Some(stored) => path.keep(object, stored, value, needed),
             }
         }
     }

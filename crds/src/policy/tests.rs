@@ -402,3 +402,72 @@ fn a_policy_for_both_kinds_defaults_a_field_only_where_it_exists() {
     assert_eq!(filled(PolicyTarget::PipelineRun), json!({ "spec": { "execution": { "timeout": "1h" } } }));
     assert_eq!(filled(PolicyTarget::Pipeline), json!({ "spec": {} }));
 }
+
+fn defaulting(defaults: &[(&str, Value)]) -> PolicySet {
+    let defaults: Vec<Value> =
+        defaults.iter().map(|(field, value)| json!({ "field": field, "value": value })).collect();
+    let object = json!({ "metadata": { "name": "p" }, "spec": { "appliesTo": ["Pipeline", "PipelineRun"], "defaults": defaults } });
+    let policy = Policy::compile(&serde_json::from_value(object).unwrap());
+    assert_eq!(policy.problems(), []);
+    [policy].into_iter().collect()
+}
+
+fn filled(set: &PolicySet, target: PolicyTarget, spec: &Value) -> Value {
+    let mut object = json!({ "spec": spec });
+    set.fill_in(target, &BTreeMap::new(), &mut object, None);
+    let once = object.clone();
+    set.fill_in(target, &BTreeMap::new(), &mut object, None);
+    assert_eq!(object, once, "the second time changes nothing");
+    once["spec"].clone()
+}
+
+#[test]
+fn a_default_makes_no_object_that_would_lack_what_its_schema_requires() {
+    let region = defaulting(&[("spec.sink.bucket.region", json!("eu-central-1"))]);
+    let owner = defaulting(&[("spec.source.bucket.credentialsSecret.namespace", json!("shared"))]);
+    let secret = defaulting(&[("spec.source.bucket.credentialsSecret.name", json!("keys"))]);
+    let timeout = defaulting(&[("spec.execution.timeout", json!("2h"))]);
+    let bucket = |more: Value| {
+        let mut bucket = json!({ "name": "a" });
+        bucket.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        bucket
+    };
+    let source = |more: Value| json!({ "source": { "bucket": bucket(more) } });
+    let sink = |more: Value| json!({ "sink": { "bucket": bucket(more) } });
+    let (recipe, run) = (PolicyTarget::Pipeline, PolicyTarget::PipelineRun);
+    let keys = |fields: Value| source(json!({ "credentialsSecret": fields }));
+    for (set, target, before, after) in [
+        (&region, recipe, json!({}), json!({})),
+        (&region, recipe, sink(json!({})), sink(json!({ "region": "eu-central-1" }))),
+        (&region, recipe, json!({ "sink": {} }), json!({ "sink": {} })),
+        (&owner, recipe, source(json!({})), source(json!({}))),
+        (&owner, recipe, keys(json!({ "name": "n" })), keys(json!({ "name": "n", "namespace": "shared" }))),
+        // These may be made: the default brings along all that they require.
+        (&secret, recipe, source(json!({})), keys(json!({ "name": "keys" }))),
+        (&timeout, run, json!({}), json!({ "execution": { "timeout": "2h" } })),
+    ] {
+        assert_eq!(filled(set, target, &before), after, "{before}");
+    }
+}
+
+#[test]
+fn a_default_that_makes_an_object_comes_before_those_that_need_it() {
+    let set = defaulting(&[
+        ("spec.sink.bucket.region", json!("eu-central-1")),
+        ("spec.sink.bucket.credentialsSecret.namespace", json!("shared")),
+        ("spec.sink.bucket.credentialsSecret.name", json!("keys")),
+        ("spec.sink.bucket.name", json!("results")),
+    ]);
+    let sink = json!({ "bucket": { "name": "results", "region": "eu-central-1",
+        "credentialsSecret": { "name": "keys", "namespace": "shared" } } });
+    assert_eq!(filled(&set, PolicyTarget::Pipeline, &json!({})), json!({ "sink": sink }));
+}
+
+#[test]
+fn a_stored_run_hands_down_no_half_object() {
+    let set = defaulting(&[("spec.pipelineRef.namespace", json!("shared"))]);
+    let stored = json!({ "spec": { "pipelineRef": { "name": "p", "namespace": "shared" } } });
+    let mut object = json!({ "spec": {} });
+    set.fill_in(PolicyTarget::PipelineRun, &BTreeMap::new(), &mut object, Some(&stored));
+    assert_eq!(object, json!({ "spec": {} }), "what is missing is named by the schema");
+}
