@@ -141,7 +141,9 @@ impl Metrics {
             policy_count.clone(),
         );
         registry.register("in_flight", "Requests that are being answered", in_flight.clone());
-        let help = "When a watch last brought news, or was found complete";
+        // No liveness: the client keeps to itself that a quiet watch was renewed.
+        let help = "When a watch last brought an event, which on a quiet cluster is long ago; \
+                    one that is broken shows in watch_errors";
         registry.register_with_unit("watch_news_timestamp", help, Unit::Seconds, watch.clone());
         let help = "Watches that broke, and were started again";
         registry.register("watch_errors", help, watch_errors.clone());
