@@ -1,9 +1,11 @@
 //! The webhook configurations: narrow, in step with what the webhook serves, and nobody else's business where they are.
 
 use std::collections::BTreeSet;
+use std::fs;
 
 use serde_json::{Value, json};
 use testbed::Testbed;
+use tests::generated::root;
 
 use crate::harness::{build, text};
 use crate::manifests::overlay;
@@ -51,4 +53,33 @@ async fn the_api_server_asks_about_our_kinds_only_and_a_deletion_waits_for_nobod
         }
     }
     assert_eq!(asked, expected);
+}
+
+/// `caBundle` of every entry belongs to the webhook. So an entry that is not applied any more does not go: its half stays,
+/// and the API server refuses the whole configuration. docs/install.md has what to do if one must go.
+#[test]
+fn no_entry_of_the_configurations_was_renamed_or_removed() {
+    let text = fs::read_to_string(root().join("kustomize/base/admission.yaml")).unwrap();
+    let configurations: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    let entries = |kind: &str| -> BTreeSet<String> {
+        let found = configurations.iter().filter(|configuration| configuration["kind"] == kind);
+        let webhooks = found.flat_map(|configuration| configuration["webhooks"].as_array().unwrap());
+        webhooks.map(|webhook| webhook["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let (mutating, validating) =
+        (entries("MutatingWebhookConfiguration"), entries("ValidatingWebhookConfiguration"));
+    for name in ["pipelines.mutate", "pipelineruns.mutate"] {
+        assert!(mutating.contains(&format!("{name}.filter.plainsight.ai")), "{name}");
+    }
+    for name in [
+        "pipelines.validate",
+        "pipelineruns.validate",
+        "pipelinepolicies.validate",
+        "referencegrants.validate",
+        "pipelines.delete",
+        "pipelineruns.delete",
+        "referencegrants.delete",
+    ] {
+        assert!(validating.contains(&format!("{name}.filter.plainsight.ai")), "{name}");
+    }
 }
