@@ -130,6 +130,10 @@ impl Webhook {
     }
 
     pub fn with(settings: Settings, limits: Limits) -> Self {
+        Self::at("127.0.0.1", settings, limits)
+    }
+
+    pub fn at(host: &str, settings: Settings, limits: Limits) -> Self {
         let (world, live, metrics) =
             (Arc::new(World::default()), Arc::new(Known::default()), Arc::new(Metrics::default()));
         let (certificates, health) = (Arc::new(Certificates::default()), Health::waiting_for(["policies"]));
@@ -138,7 +142,7 @@ impl Webhook {
         let asked: Arc<dyn Live> = Arc::clone(&live) as _;
         let admission = Admission::new(Arc::clone(&world), asked, settings, Arc::clone(&metrics));
         let router = router(admission, Arc::clone(&metrics), limits, health.clone());
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind((host, 0)).unwrap();
         let server = Server::start(listener, Some(certificates.server_config().unwrap()), router).unwrap();
         Self { address: server.address, world, live, metrics, certificates, health, material, server }
     }

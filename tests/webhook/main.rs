@@ -11,4 +11,5 @@ mod messages;
 mod on_cluster;
 mod policies;
 mod protocol;
+mod rotation;
 mod tls;

@@ -16,7 +16,7 @@ use testbed::{Namespace, Testbed};
 use tests::examples::{run, with};
 use tests::program::{mortal, program};
 
-const HOST: &str = "10.87.0.1";
+pub const HOST: &str = "10.87.0.1";
 pub const WAIT: Duration = Duration::from_secs(300);
 
 /// One replica; it ends when this is dropped.
@@ -79,19 +79,25 @@ impl Cluster {
 
     /// Lets the API server call this replica, for objects of the test's namespace and for policies.
     pub async fn route_to(&self, replica: &Replica) {
-        self.route(replica, false).await;
+        self.route([replica.port; 2], false).await;
+    }
+
+    /// As [`Self::route_to`], by these ports: one is asked for defaults, the other whether an object is valid.
+    pub async fn route_to_ports(&self, ports: [u16; 2]) {
+        self.route(ports, false).await;
     }
 
     /// As [`Self::route_to`], for objects of all namespaces.
     pub async fn route_everything_to(&self, replica: &Replica) {
-        self.route(replica, true).await;
+        self.route([replica.port; 2], true).await;
     }
 
-    async fn route(&self, replica: &Replica, everything: bool) {
+    async fn route(&self, [mutating, validating]: [u16; 2], everything: bool) {
         let webhook = |step: &str, kind: &str, resource: &str, operations: &[&str], cluster: bool| {
+            let port = if step == "mutate" { mutating } else { validating };
             let mut webhook = json!({
                 "name": format!("{resource}.{step}.filter.plainsight.ai"),
-                "clientConfig": { "url": format!("https://{HOST}:{}/{step}/{kind}", replica.port) },
+                "clientConfig": { "url": format!("https://{HOST}:{port}/{step}/{kind}") },
                 "rules": [{ "apiGroups": ["filter.plainsight.ai"], "apiVersions": ["v1alpha1"], "operations": operations, "resources": [resource] }],
                 "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 10, "failurePolicy": "Fail"
             });

@@ -76,6 +76,17 @@ impl Material {
         Self { bundle, ..self }
     }
 
+    /// Whether who trusts its authorities accepts this certificate at this moment.
+    pub fn accepts(&self, chain: &[u8], at: i64) -> bool {
+        let (Ok(served), Ok(authorities)) = (certificates(chain), certificates(self.bundle.as_bytes()))
+        else {
+            return false;
+        };
+        let signer = served.first().filter(|leaf| validity(leaf).is_ok_and(|(_, until)| until > at));
+        let signer = signer.and_then(|leaf| key_id_of(leaf, true));
+        signer.is_some() && authorities.iter().any(|authority| key_id_of(authority, false) == signer)
+    }
+
     /// What should be there instead; `None` if all is well.
     pub fn renewed(&self, names: &[String], now: OffsetDateTime) -> Result<Option<Self>, IssueError> {
         let Ok(state) = State::read(self, names) else {
@@ -132,6 +143,11 @@ impl State {
             names_fit: names.iter().all(|name| has_name(&parsed_leaf, name)),
         })
     }
+}
+
+fn key_id_of(certificate: &[u8], issuer: bool) -> Option<Vec<u8>> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    key_id(&parsed, issuer)
 }
 
 /// The id of a certificate's own key, or of the key that signed it.
@@ -290,6 +306,16 @@ mod tests {
         }
         assert!((15..25).contains(&served), "{served} certificates");
         assert!((4..6).contains(&authorities), "{authorities} authorities");
+    }
+
+    #[test]
+    fn a_certificate_is_accepted_while_it_is_valid_and_its_authority_is_trusted() {
+        let [old, other] = [(); 2].map(|()| Material::create(&names(), start()).unwrap());
+        let (at, served) = (start().unix_timestamp(), old.certificate.as_bytes());
+        assert!(old.accepts(served, at) && !other.accepts(served, at));
+        assert!(other.trusting(&old.bundle, start()).accepts(served, at));
+        assert!(!old.accepts(served, (start() + SERVING_LIFE).unix_timestamp()));
+        assert!(!old.accepts(b"nonsense", at));
     }
 
     #[test]

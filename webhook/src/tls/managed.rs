@@ -69,10 +69,11 @@ pub enum ManagedError {
 impl Managed {
     /// Looks after the certificates for ever; `ready` is called when the first is taken up and trusted.
     pub async fn keep(self, ready: impl FnOnce()) {
-        let mut ready = Some(ready);
+        let (mut ready, mut trusted) = (Some(ready), None);
         loop {
-            match self.pass().await {
-                Ok(()) => {
+            match self.pass(trusted.as_deref()).await {
+                Ok(bundle) => {
+                    trusted = Some(bundle);
                     if let Some(ready) = ready.take() {
                         ready();
                     }
@@ -84,14 +85,17 @@ impl Managed {
         }
     }
 
-    /// One look: renew if it is time, take up what is there, and see that the API server trusts it.
-    pub async fn pass(&self) -> Result<(), ManagedError> {
+    /// One look: renew if it is time, see that the API server trusts what is there, and take it up. `trusted` is the bundle
+    /// that the look before left with the API server; that of this look is returned.
+    pub async fn pass(&self, trusted: Option<&str>) -> Result<String, ManagedError> {
         let now = OffsetDateTime::now_utc();
         let material = self.current(now).await?;
         // Trusted before it is served. What cannot be told now (rights that were given a moment ago are not known to every
         // API server at once) keeps the webhook from being ready, not from serving those who trust it already.
         let told = bundle::publish(&self.client, &self.configuration, &material.bundle).await;
-        if is_to_be_taken_up(told.is_ok(), self.certificates.expires(), now.unix_timestamp()) {
+        let told_now = told.is_ok().then_some(material.bundle.as_str());
+        let good = |chain: Vec<u8>| material.accepts(&chain, now.unix_timestamp());
+        if is_to_be_taken_up(told_now, trusted, self.certificates.chain().is_some_and(good)) {
             let taken =
                 self.certificates.take_up(material.certificate.as_bytes(), material.key.as_bytes())?;
             if let Some(expires) = taken {
@@ -99,7 +103,7 @@ impl Managed {
                 info!(secret = self.secret, expires, "took up a certificate");
             }
         }
-        told.map_err(|error| ManagedError::Untrusted(Box::new(error)))
+        told.map(|()| material.bundle).map_err(|error| ManagedError::Untrusted(Box::new(error)))
     }
 
     async fn current(&self, now: OffsetDateTime) -> Result<Material, ManagedError> {
@@ -122,7 +126,8 @@ impl Managed {
                 info!(secret = self.secret, "renewed the certificates");
                 written.map(|_| material).map_err(|error| self.failed(error))
             }
-            (None, Some(material)) => Ok(material),
+            // Also where somebody put another Secret there, from a backup for example.
+            (None, Some(material)) => self.still_trusting(material, now).await,
             (None, None) => Err(ManagedError::Beaten),
         }
     }
@@ -168,9 +173,11 @@ impl Managed {
     }
 }
 
-/// What the API server may not trust is served only where nothing better is: no certificate, or one that nobody accepts.
-fn is_to_be_taken_up(told: bool, in_use_until: Option<i64>, now: i64) -> bool {
-    told || in_use_until.is_none_or(|expires| expires <= now)
+/// A certificate is taken up if its bundle was there at the look before too: who was told of it a moment ago, by this replica or
+/// another, may not have heard it everywhere, because every API server has its own copy of the configuration. Until then
+/// what is served stays, unless nobody will accept it.
+fn is_to_be_taken_up(told: Option<&str>, told_before: Option<&str>, serves_something_good: bool) -> bool {
+    !serves_something_good || told.is_some() && told == told_before
 }
 
 fn read(secret: &Secret) -> Option<Material> {
@@ -199,11 +206,22 @@ pub fn service_names(service: &str, namespace: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
+    const OLD: Option<&str> = Some("old");
+    const NEW: Option<&str> = Some("new, old");
+
     #[test]
-    fn a_certificate_that_nobody_was_told_of_does_not_replace_one_that_is_good() {
-        assert!(is_to_be_taken_up(true, Some(200), 100));
-        assert!(!is_to_be_taken_up(false, Some(200), 100));
-        assert!(is_to_be_taken_up(false, Some(100), 100), "it has expired");
-        assert!(is_to_be_taken_up(false, None, 100), "there is none");
+    fn a_certificate_is_taken_up_when_its_authority_was_trusted_at_the_look_before() {
+        assert!(is_to_be_taken_up(NEW, NEW, true));
+        assert!(!is_to_be_taken_up(NEW, OLD, true), "the API server was told a moment ago");
+        assert!(!is_to_be_taken_up(NEW, None, true), "by somebody, nobody knows when");
+        assert!(!is_to_be_taken_up(None, NEW, true), "it could not be told");
+        assert!(!is_to_be_taken_up(None, None, true));
+    }
+
+    #[test]
+    fn where_nothing_good_is_served_a_certificate_is_taken_up_at_once() {
+        for (told, before) in [(NEW, NEW), (NEW, OLD), (NEW, None), (None, None)] {
+            assert!(is_to_be_taken_up(told, before, false));
+        }
     }
 }

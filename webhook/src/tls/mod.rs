@@ -42,7 +42,6 @@ pub struct Certificates {
 struct Current {
     key: Arc<CertifiedKey>,
     chain: Vec<u8>,
-    expires: i64,
 }
 
 impl Certificates {
@@ -54,15 +53,15 @@ impl Certificates {
             return Ok(None);
         }
         let (certified, expires) = certified(chain, key)?;
-        let next = Current { key: Arc::new(certified), chain: chain.to_owned(), expires };
+        let next = Current { key: Arc::new(certified), chain: chain.to_owned() };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(next);
         Ok(Some(expires))
     }
 
-    /// When the certificate in use expires, in Unix seconds; `None` if there is none.
-    pub fn expires(&self) -> Option<i64> {
+    /// The certificate in use, as it was taken up; `None` if there is none.
+    pub fn chain(&self) -> Option<Vec<u8>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().map(|current| current.expires)
+        current.as_ref().map(|current| current.chain.clone())
     }
 
     /// TLS 1.3 and 1.2, HTTP/2 and 1.1, with whatever certificate is in use when a client comes.
