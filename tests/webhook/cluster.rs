@@ -90,6 +90,34 @@ async fn policies_are_effective_on_all_replicas_within_a_second_and_have_a_statu
     api.delete(&cluster.namespace.name, &Default::default()).await.unwrap();
 }
 
+/// As after going back from a version whose policies could say more.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "starts a cluster, which needs root: make test"]
+async fn a_policy_that_cannot_be_read_says_so_in_its_status() {
+    let cluster = Cluster::start("unreadable").await;
+    let place = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/action/enum/-";
+    let more = json!([{ "op": "add", "path": place, "value": "Audit" }]).to_string();
+    let crd = ["patch", "crd", "pipelinepolicies.filter.plainsight.ai", "--type=json", "--patch", &more];
+    let (patched, text) = cluster.kubectl(&crd, &Value::Null);
+    assert!(patched, "{text}");
+    let object = with(cluster.placed(policy(), &cluster.namespace.name), "/spec/action", json!("Audit"));
+    let possible = async || Ok(cluster.create(&object, true).await.ok());
+    cluster.testbed.eventually("policies can say more", WAIT, possible).await.unwrap();
+    cluster.apply(&object);
+    tests::crds_on_cluster::install(&cluster.testbed).await;
+    cluster.until_refused(&with(object.clone(), "/metadata/name", json!("another")), "Audit").await;
+
+    let _replica = cluster.replica().await;
+    let api = cluster.api(&object);
+    let status = async || {
+        let found = api.get(&cluster.namespace.name).await.doing(|| "look at the policy".to_owned())?;
+        Ok(found.data.pointer("/status/conditions/0").cloned())
+    };
+    let ready = cluster.testbed.eventually("the policy has a status", WAIT, status).await.unwrap();
+    assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("False")));
+    assert!(ready["message"].as_str().unwrap().contains("it cannot be read"), "{ready}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn of_a_thousand_concurrent_creates_of_one_run_id_one_is_stored() {

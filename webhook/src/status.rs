@@ -1,21 +1,22 @@
 //! The status of policies: whether they compile and are enforced.
 //!
-//! Every replica writes it, by server-side apply under one name and with the same content, and only where it differs
-//! from what is there. So no leader is needed, whoever is up keeps it right, and a second writer changes nothing. It is
+//! Every replica writes it, under one name and with the same content, and only where it differs from what is there. So
+//! no leader is needed, whoever is up keeps it right, and a second writer changes nothing. It is
 //! written when a policy changes, never while a request is answered: admission has no side effects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crds::policy::Policy;
 use crds::v1alpha1::{PipelinePolicy, PipelinePolicyStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, ResourceExt};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
+use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
+
+use crate::watch::Compiled;
 
 /// Who owns the fields that the webhook writes.
 pub const FIELD_MANAGER: &str = "openfilter-webhook";
@@ -27,8 +28,9 @@ const MESSAGE_MAX: usize = 1024;
 const RETRY: Duration = Duration::from_secs(15);
 
 /// Writes the status of each policy that comes, if it is not so already.
-pub async fn write(client: Client, policies: mpsc::UnboundedReceiver<PipelinePolicy>) {
-    let api: Api<PipelinePolicy> = Api::all(client);
+pub async fn write(client: Client, policies: mpsc::UnboundedReceiver<Compiled>) {
+    // Untyped: what the API server answers may be no policy that can be read.
+    let api: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<PipelinePolicy>(&()));
     until_each_is_done(policies, RETRY, |policy| {
         let api = api.clone();
         async move { write_one(&api, &policy).await }
@@ -37,14 +39,12 @@ pub async fn write(client: Client, policies: mpsc::UnboundedReceiver<PipelinePol
 }
 
 /// Whether nothing is left to do.
-async fn write_one(api: &Api<PipelinePolicy>, policy: &PipelinePolicy) -> bool {
-    let Some(status) = wanted(policy, Time(jiff::Timestamp::now())) else { return true };
-    let name = policy.name_any();
-    let patch = json!({
-        "apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelinePolicy",
-        "metadata": { "name": name }, "status": status
-    });
-    match api.patch_status(&name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await {
+async fn write_one(api: &Api<DynamicObject>, compiled: &Compiled) -> bool {
+    let Some(status) = wanted(compiled, Time(jiff::Timestamp::now())) else { return true };
+    let name = compiled.policy.name();
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    // Not server-side apply, which is refused where a field of the stored object does not have the type of its schema.
+    match api.patch_status(name, &params, &Patch::Merge(json!({ "status": status }))).await {
         Ok(_) => true,
         Err(kube::Error::Api(status)) if status.code == 404 => true,
         Err(error) => {
@@ -56,11 +56,11 @@ async fn write_one(api: &Api<PipelinePolicy>, policy: &PipelinePolicy) -> bool {
 
 /// Attempts each policy as it comes, and again after a while what failed, unless a newer version came.
 async fn until_each_is_done<F: Future<Output = bool>>(
-    mut policies: mpsc::UnboundedReceiver<PipelinePolicy>,
+    mut policies: mpsc::UnboundedReceiver<Compiled>,
     retry: Duration,
-    mut attempt: impl FnMut(PipelinePolicy) -> F,
+    mut attempt: impl FnMut(Compiled) -> F,
 ) {
-    let mut failed: BTreeMap<String, PipelinePolicy> = BTreeMap::new();
+    let mut failed: BTreeMap<String, Compiled> = BTreeMap::new();
     let mut again = Instant::now();
     loop {
         let wait =
@@ -74,7 +74,7 @@ async fn until_each_is_done<F: Future<Output = bool>>(
             }
         };
         for policy in due {
-            let name = policy.name_any();
+            let name = policy.policy.name().to_owned();
             if attempt(policy.clone()).await {
                 failed.remove(&name);
             } else {
@@ -88,10 +88,10 @@ async fn until_each_is_done<F: Future<Output = bool>>(
 }
 
 /// The status that a policy should have; `None` if it has it.
-fn wanted(policy: &PipelinePolicy, now: Time) -> Option<PipelinePolicyStatus> {
-    let compiled = Policy::compile(policy);
-    let (rules, defaults) = compiled.size();
-    let (status, reason, message) = match compiled.problems() {
+fn wanted(compiled: &Compiled, now: Time) -> Option<PipelinePolicyStatus> {
+    let Compiled { policy, generation, status: found } = compiled;
+    let (rules, defaults) = policy.size();
+    let (status, reason, message) = match policy.problems() {
         [] => ("True", "Enforced", format!("{rules} rules and {defaults} defaults are in force")),
         problems => {
             let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
@@ -99,33 +99,36 @@ fn wanted(policy: &PipelinePolicy, now: Time) -> Option<PipelinePolicyStatus> {
             ("False", "DoesNotCompile", text.chars().take(MESSAGE_MAX).collect())
         }
     };
-    let generation = policy.metadata.generation;
-    let old = policy.status.as_ref().and_then(|status| status.conditions.iter().find(|c| c.type_ == "Ready"));
+    let old = found.as_ref().and_then(|status| status.conditions.iter().find(|c| c.type_ == "Ready"));
     let since = old.filter(|old| old.status == status).map(|old| old.last_transition_time.clone());
     let condition = Condition {
         type_: "Ready".to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
         message,
-        observed_generation: generation,
+        observed_generation: *generation,
         last_transition_time: since.unwrap_or(now),
     };
-    let wanted = PipelinePolicyStatus { observed_generation: generation, conditions: vec![condition] };
-    (policy.status.as_ref() != Some(&wanted)).then_some(wanted)
+    let wanted = PipelinePolicyStatus { observed_generation: *generation, conditions: vec![condition] };
+    (found.as_ref() != Some(&wanted)).then_some(wanted)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use crds::policy::Policy;
+    use kube::api::ObjectMeta;
+
     use super::*;
 
-    fn policy(cel: &str, status: Option<PipelinePolicyStatus>) -> PipelinePolicy {
-        let mut policy: PipelinePolicy = serde_json::from_value(json!({
+    fn policy(cel: &str, status: Option<PipelinePolicyStatus>) -> Compiled {
+        let object = json!({
             "metadata": { "name": "p", "generation": 3 },
             "spec": { "appliesTo": ["Pipeline"], "rules": [{ "name": "r", "message": "m", "cel": cel }] }
-        }))
-        .unwrap();
-        policy.status = status;
-        policy
+        });
+        let policy = Policy::compile(&serde_json::from_value(object).unwrap());
+        Compiled { policy: Arc::new(policy), generation: Some(3), status }
     }
 
     fn at(second: i64) -> Time {
@@ -150,7 +153,7 @@ mod tests {
         let (attempted, mut attempts) = mpsc::unbounded_channel();
         send.send(policy("true", None)).unwrap();
         let writer = tokio::spawn(until_each_is_done(policies, Duration::from_millis(1), move |policy| {
-            let generation = policy.metadata.generation;
+            let generation = policy.generation;
             attempted.send(generation).unwrap();
             async move { generation == Some(4) }
         }));
@@ -158,7 +161,7 @@ mod tests {
             assert_eq!(attempts.recv().await, Some(Some(3)));
         }
         let mut newer = policy("true", None);
-        newer.metadata.generation = Some(4);
+        newer.generation = Some(4);
         send.send(newer).unwrap();
         drop(send);
         writer.await.unwrap();
@@ -177,5 +180,14 @@ mod tests {
         assert_eq!(ready.last_transition_time, at(2));
         let worse = wanted(&policy("objekt.b", Some(bad)), at(3)).unwrap();
         assert_eq!(worse.conditions[0].last_transition_time, at(2), "it was broken before");
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_read_says_so() {
+        let policy = Arc::new(Policy::unreadable(&ObjectMeta::default(), "unknown variant `Audit`"));
+        let status = wanted(&Compiled { policy, generation: Some(3), status: None }, at(1)).unwrap();
+        let ready = &status.conditions[0];
+        assert_eq!((ready.status.as_str(), ready.observed_generation), ("False", Some(3)));
+        assert!(ready.message.contains("it cannot be read (unknown variant `Audit`)"), "{}", ready.message);
     }
 }

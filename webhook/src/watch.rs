@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crds::policy::{Policy, PolicySet};
-use crds::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, ReferenceGrant};
+use crds::v1alpha1::{Pipeline, PipelinePolicy, PipelinePolicyStatus, PipelineRun, ReferenceGrant};
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ApiResource, DynamicObject};
@@ -39,9 +39,20 @@ pub struct Watches {
     pub metrics: Arc<Metrics>,
 }
 
+/// A policy in use, and what its stored object says of itself.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// The policy, also one that cannot be used.
+    pub policy: Arc<Policy>,
+    /// The generation it was made of.
+    pub generation: Option<i64>,
+    /// Its status; `None` if it has none that can be read.
+    pub status: Option<PipelinePolicyStatus>,
+}
+
 impl Watches {
     /// Starts all of them. Policies that were compiled go to `compiled`, for their status.
-    pub fn start(&self, compiled: mpsc::UnboundedSender<PipelinePolicy>) {
+    pub fn start(&self, compiled: mpsc::UnboundedSender<Compiled>) {
         let this = self.clone();
         tokio::spawn(async move { this.policies(compiled).await });
         let this = self.clone();
@@ -115,15 +126,15 @@ impl Watches {
         Api::all_with(self.client.clone(), &ApiResource::erase::<K>(&()))
     }
 
-    async fn policies(self, compiled: mpsc::UnboundedSender<PipelinePolicy>) {
+    async fn policies(self, compiled: mpsc::UnboundedSender<Compiled>) {
         let (metrics, api) = (Arc::clone(&self.metrics), self.objects::<PipelinePolicy>());
         self.follow("policies", api, move |world, change| {
+            let known = world.policies();
             let compile = |object: DynamicObject| {
-                let policy = compile(&object);
-                if let Some(policy) = typed(object) {
-                    // Nobody listens where no status is written; that is fine.
-                    let _ = compiled.send(policy);
-                }
+                let found = known_or_compiled(&known, &object);
+                let policy = Arc::clone(&found.policy);
+                // Nobody listens where no status is written; that is fine.
+                let _ = compiled.send(found);
                 policy
             };
             match change {
@@ -222,18 +233,77 @@ fn known_namespace(object: &PartialObjectMeta<Namespace>) -> (String, Arc<KnownN
     (name, Arc::new(known))
 }
 
+/// A status write is a change too, and no reason to compile anything. What could not be compiled is tried again: there may
+/// have been no thread for it.
+fn known_or_compiled(known: &PolicySet, object: &DynamicObject) -> Compiled {
+    let known = known.get(&object.name_any()).filter(|known| known.is_of(&object.metadata));
+    let policy = match known.filter(|known| known.problems().is_empty()) {
+        Some(known) => Arc::clone(known),
+        None => Arc::new(compile(object)),
+    };
+    let status = object.data.get("status").cloned().and_then(|status| serde_json::from_value(status).ok());
+    Compiled { policy, generation: object.metadata.generation, status }
+}
+
 fn compile(object: &DynamicObject) -> Policy {
-    let name = object.name_any();
     let read = serde_json::to_value(object).and_then(serde_json::from_value::<PipelinePolicy>);
     let policy = match read {
         Ok(policy) => Policy::compile(&policy),
-        Err(error) => Policy::unreadable(&name, &error.to_string()),
+        Err(error) => Policy::unreadable(&object.metadata, &error.to_string()),
     };
     match policy.problems().first() {
-        None => info!(policy = name, "compiled"),
+        None => info!(policy = policy.name(), "compiled"),
         Some(problem) => {
-            warn!(policy = name, %problem, "the policy cannot be used, and denies what it selects")
+            warn!(policy = policy.name(), %problem, "the policy cannot be used, and denies what it selects")
         }
     }
     policy
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn stored(uid: &str, generation: i64, cel: &str, status: Value) -> DynamicObject {
+        serde_json::from_value(json!({
+            "apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelinePolicy",
+            "metadata": { "name": "p", "uid": uid, "generation": generation },
+            "spec": { "appliesTo": ["Pipeline"], "rules": [{ "name": "r", "message": "m", "cel": cel }] },
+            "status": status
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_policy_is_compiled_when_its_spec_changes_and_not_when_its_status_does() {
+        let first = known_or_compiled(&PolicySet::default(), &stored("a", 1, "true", json!({})));
+        let known: PolicySet = [Arc::clone(&first.policy)].into_iter().collect();
+        let is_compiled =
+            |object: &DynamicObject| !Arc::ptr_eq(&known_or_compiled(&known, object).policy, &first.policy);
+        let written = stored("a", 1, "true", json!({ "observedGeneration": 1 }));
+        assert!(!is_compiled(&written));
+        assert_eq!(known_or_compiled(&known, &written).status.unwrap().observed_generation, Some(1));
+        assert!(is_compiled(&stored("a", 2, "false", json!({}))), "it was changed");
+        assert!(is_compiled(&stored("b", 1, "false", json!({}))), "it was deleted and made again");
+    }
+
+    #[test]
+    fn what_could_not_be_compiled_is_tried_again() {
+        let object = stored("a", 1, "objekt", json!({}));
+        let first = known_or_compiled(&PolicySet::default(), &object).policy;
+        assert_eq!(first.problems().len(), 1);
+        let known: PolicySet = [Arc::clone(&first)].into_iter().collect();
+        assert!(!Arc::ptr_eq(&known_or_compiled(&known, &object).policy, &first));
+    }
+
+    #[test]
+    fn a_policy_that_cannot_be_read_is_known_with_its_name_and_generation() {
+        let mut object = stored("a", 7, "true", json!("nonsense"));
+        object.data["spec"] = json!("nonsense");
+        let Compiled { policy, generation, status } = known_or_compiled(&PolicySet::default(), &object);
+        assert_eq!((policy.name(), generation, status), ("p", Some(7), None));
+        assert!(policy.problems()[0].to_string().contains("cannot be read"), "{:?}", policy.problems());
+    }
 }

@@ -189,8 +189,8 @@ impl World {
 
 impl Index {
     /// Puts a compiled policy in force.
-    pub fn set_policy(&mut self, policy: Policy) {
-        Arc::make_mut(&mut self.policies).insert(Arc::new(policy));
+    pub fn set_policy(&mut self, policy: impl Into<Arc<Policy>>) {
+        Arc::make_mut(&mut self.policies).insert(policy.into());
     }
 
     /// Adds a run, or what has become of it.

@@ -14,7 +14,7 @@ mod set;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube_cel::cel::Context;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -102,6 +102,8 @@ impl std::fmt::Display for Finding {
 #[derive(Debug)]
 pub struct Policy {
     name: String,
+    /// The uid and generation of the object it was made of, if that was stored.
+    version: Option<(String, i64)>,
     targets: Vec<PolicyTarget>,
     action: PolicyAction,
     selector: Option<LabelSelector>,
@@ -175,6 +177,7 @@ impl Policy {
         let PipelinePolicySpec { namespace_selector, applies_to, action, rules, defaults } = &policy.spec;
         let mut compiled = Self {
             name: policy.metadata.name.clone().unwrap_or_default(),
+            version: version(&policy.metadata),
             targets: applies_to.clone(),
             action: *action,
             selector: namespace_selector.clone(),
@@ -194,7 +197,7 @@ impl Policy {
     }
 
     /// A stored policy that does not even have the form of one: it is not known what it selects, so it denies everything.
-    pub fn unreadable(name: &str, why: &str) -> Self {
+    pub fn unreadable(metadata: &ObjectMeta, why: &str) -> Self {
         let problem = Violation {
             field: "spec".to_owned(),
             rule: Rule::WrongType,
@@ -202,7 +205,8 @@ impl Policy {
             fix: "correct it".to_owned(),
         };
         Self {
-            name: name.to_owned(),
+            name: metadata.name.clone().unwrap_or_default(),
+            version: version(metadata),
             targets: vec![PolicyTarget::Pipeline, PolicyTarget::PipelineRun],
             action: PolicyAction::Deny,
             selector: None,
@@ -215,6 +219,11 @@ impl Policy {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether it was made of this version of a stored object: what has changed since is its status, or who owns what.
+    pub fn is_of(&self, metadata: &ObjectMeta) -> bool {
+        self.version.is_some() && self.version == version(metadata)
     }
 
     /// Why it cannot be used; empty if it can.
@@ -335,6 +344,10 @@ impl CompiledRule {
         };
         Some(Self { name: name.clone(), message: message.clone(), message_expression, test })
     }
+}
+
+fn version(metadata: &ObjectMeta) -> Option<(String, i64)> {
+    Some((metadata.uid.clone()?, metadata.generation?))
 }
 
 /// All of a list, or what to say of the first that is missing: without it the policy would be in force and say less than

@@ -24,6 +24,11 @@ impl PolicySet {
         self.0.remove(name);
     }
 
+    /// The policy of this name.
+    pub fn get(&self, name: &str) -> Option<&Arc<Policy>> {
+        self.0.get(name)
+    }
+
     /// The policies.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Policy>> {
         self.0.values()
@@ -83,10 +88,10 @@ impl PolicySet {
     }
 }
 
-impl FromIterator<Policy> for PolicySet {
-    fn from_iter<I: IntoIterator<Item = Policy>>(policies: I) -> Self {
+impl<P: Into<Arc<Policy>>> FromIterator<P> for PolicySet {
+    fn from_iter<I: IntoIterator<Item = P>>(policies: I) -> Self {
         let mut set = Self::default();
-        policies.into_iter().for_each(|policy| set.insert(Arc::new(policy)));
+        policies.into_iter().for_each(|policy| set.insert(policy.into()));
         set
     }
 }

@@ -298,7 +298,7 @@ fn a_part_that_does_not_compile_is_a_problem_and_not_left_out() {
 
 #[test]
 fn a_stored_policy_that_cannot_be_read_denies_everything_because_nobody_knows_what_it_selects() {
-    let unreadable = Policy::unreadable("p", "invalid type");
+    let unreadable = Policy::unreadable(&ObjectMeta::default(), "invalid type");
     assert!(unreadable.selects(PolicyTarget::Pipeline, &BTreeMap::new()));
     let found = findings([unreadable], &run());
     assert!(found.len() == 1 && found[0].message.contains("cannot be read"), "{found:?}");
