@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use super::{REGEX_BYTES_MAX, REGEX_TEXT_MAX, one_line};
 use crate::rules::{parse_duration, parse_quantity, quote};
-use crate::v1alpha1::PolicyRange;
 
 /// Parts of a JSON Schema once its references are followed: each is looked at once per value.
 const SCHEMA_PARTS_MAX: usize = 5_000;
@@ -19,7 +18,7 @@ const SCHEMA_DEPTH_MAX: usize = 32;
 
 /// What a field must satisfy.
 #[derive(Debug)]
-pub(super) enum Check {
+pub(crate) enum Check {
     Regex(Regex),
     Range { min: Option<Bound>, max: Option<Bound> },
     Required,
@@ -58,11 +57,6 @@ impl Bound {
 }
 
 impl Check {
-    pub(super) fn range(range: &PolicyRange) -> Self {
-        let PolicyRange { min, max } = range;
-        Self::Range { min: min.as_ref().map(Bound::new), max: max.as_ref().map(Bound::new) }
-    }
-
     /// What is wrong with the value of a field; `None` if nothing is. What is absent breaks `required` alone: a rule
     /// about a value says nothing about fields that nobody set.
     pub(super) fn problem(&self, value: Option<&Value>) -> Option<String> {
@@ -235,7 +229,8 @@ mod tests {
     use super::*;
 
     fn range(min: Value, max: Value) -> Check {
-        Check::range(&serde_json::from_value(json!({ "min": min, "max": max })).unwrap())
+        let bound = |bound: Value| serde_json::from_value(bound).ok().map(|bound| Bound::new(&bound));
+        Check::Range { min: bound(min), max: bound(max) }
     }
 
     fn problem(check: &Check, value: Value) -> Option<String> {

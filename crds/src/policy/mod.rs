@@ -21,15 +21,12 @@ use serde_json::{Value, json};
 
 pub(crate) use cel::Expression;
 use cel::Variable;
-use check::Check;
-pub(crate) use check::{Bound, compile_regex_whole, compile_schema};
+pub(crate) use check::{Bound, Check, compile_regex_whole, compile_schema};
 pub(crate) use field::{FieldPath, NoSuchField};
 pub use set::PolicySet;
 
-use crate::rules::{Context as RuleContext, Kind, Rule, Validate, Violation};
-use crate::v1alpha1::{
-    PipelinePolicy, PipelinePolicySpec, PolicyAction, PolicyDefault, PolicyRule, PolicyTarget,
-};
+use crate::rules::{Kind, Rule, Violation, compile_policy as compile};
+use crate::v1alpha1::{PipelinePolicy, PipelinePolicySpec, PolicyAction, PolicyTarget};
 
 /// Memory that one compiled regular expression may take: generous for a hand-written one, small against a hostile one.
 pub(crate) const REGEX_BYTES_MAX: usize = 256 * 1024;
@@ -114,15 +111,15 @@ pub struct Policy {
 }
 
 #[derive(Debug)]
-struct CompiledRule {
-    name: String,
-    message: String,
-    message_expression: Option<Expression>,
-    test: Test,
+pub(crate) struct CompiledRule {
+    pub(crate) name: String,
+    pub(crate) message: String,
+    pub(crate) message_expression: Option<Expression>,
+    pub(crate) test: Test,
 }
 
 #[derive(Debug)]
-struct CompiledDefault {
+pub(crate) struct CompiledDefault {
     path: FieldPath,
     value: Value,
     /// The kinds that have the field, and how many steps towards it an object of the kind must have.
@@ -130,12 +127,11 @@ struct CompiledDefault {
 }
 
 impl CompiledDefault {
-    fn compile(default: &PolicyDefault, targets: &[PolicyTarget]) -> Option<Self> {
-        let PolicyDefault { field, value } = default;
-        let Field { path, targets } = Field::compile(field, targets)?;
+    pub(crate) fn new(field: Field, value: Value) -> Self {
+        let Field { path, targets } = field;
         let needed = |target: PolicyTarget| (target, path.steps_needed(Kind::from(target).schema()));
         let targets = targets.into_iter().map(needed).collect();
-        Some(Self { path, value: value.clone(), targets })
+        Self { path, value, targets }
     }
 
     /// `None` if the kind does not have the field.
@@ -146,26 +142,19 @@ impl CompiledDefault {
 
 /// A field, and the kinds that have it: a policy for both may speak of fields of one.
 #[derive(Debug)]
-struct Field {
-    path: FieldPath,
-    targets: Vec<PolicyTarget>,
+pub(crate) struct Field {
+    pub(crate) path: FieldPath,
+    pub(crate) targets: Vec<PolicyTarget>,
 }
 
 impl Field {
-    fn compile(path: &str, targets: &[PolicyTarget]) -> Option<Self> {
-        let path: FieldPath = path.parse().ok()?;
-        let has_field = |target: &PolicyTarget| path.within(Kind::from(*target).schema()).is_ok();
-        let targets = targets.iter().copied().filter(has_field).collect();
-        Some(Self { path, targets })
-    }
-
     fn is_of(&self, target: PolicyTarget) -> bool {
         self.targets.contains(&target)
     }
 }
 
 #[derive(Debug)]
-enum Test {
+pub(crate) enum Test {
     Cel(Expression),
     Field(Field, Check),
 }
@@ -174,26 +163,22 @@ impl Policy {
     /// Compiles a policy. One that cannot be compiled is kept, and denies what it selects: a policy that silently does
     /// nothing would be worse.
     pub fn compile(policy: &PipelinePolicy) -> Self {
-        let PipelinePolicySpec { namespace_selector, applies_to, action, rules, defaults } = &policy.spec;
-        let mut compiled = Self {
+        let PipelinePolicySpec { namespace_selector, applies_to, action, rules: _, defaults: _ } =
+            &policy.spec;
+        let (rules, defaults, problems) = match compile(&policy.spec) {
+            Ok((rules, defaults)) => (rules, defaults, Vec::new()),
+            Err(problems) => (Vec::new(), Vec::new(), problems),
+        };
+        Self {
             name: policy.metadata.name.clone().unwrap_or_default(),
             version: version(&policy.metadata),
             targets: applies_to.clone(),
             action: *action,
             selector: namespace_selector.clone(),
-            rules: Vec::new(),
-            defaults: Vec::new(),
-            problems: policy.validate(&RuleContext::default()),
-        };
-        if compiled.problems.is_empty() {
-            let rules = rules.iter().map(|rule| CompiledRule::compile(rule, applies_to));
-            let defaults = defaults.iter().map(|default| CompiledDefault::compile(default, applies_to));
-            match (all(rules, "spec.rules"), all(defaults, "spec.defaults")) {
-                (Ok(rules), Ok(defaults)) => (compiled.rules, compiled.defaults) = (rules, defaults),
-                (Err(problem), _) | (_, Err(problem)) => compiled.problems.push(problem),
-            }
+            rules,
+            defaults,
+            problems,
         }
-        compiled
     }
 
     /// A stored policy that does not even have the form of one: it is not known what it selects, so it denies everything.
@@ -308,58 +293,8 @@ impl Policy {
     }
 }
 
-impl CompiledRule {
-    /// `None` for what [`Validate`] refuses, which is asked first, and where there is no thread to compile it.
-    fn compile(rule: &PolicyRule, targets: &[PolicyTarget]) -> Option<Self> {
-        let PolicyRule {
-            name,
-            message,
-            message_expression,
-            cel,
-            field,
-            regex,
-            range,
-            required,
-            forbidden,
-            schema,
-        } = rule;
-        let test = match (cel, field) {
-            (Some(cel), None) => Test::Cel(Expression::compile(cel).ok()?),
-            (None, Some(field)) => {
-                let check = match (regex, range, schema) {
-                    (Some(regex), None, None) => Check::Regex(compile_regex_whole(regex).ok()?),
-                    (None, Some(range), None) => Check::range(range),
-                    (None, None, Some(schema)) => Check::Schema(Box::new(compile_schema(schema).ok()?)),
-                    _ if *required == Some(true) => Check::Required,
-                    _ if *forbidden == Some(true) => Check::Forbidden,
-                    _ => return None,
-                };
-                Test::Field(Field::compile(field, targets)?, check)
-            }
-            _ => return None,
-        };
-        let message_expression = match message_expression {
-            None => None,
-            Some(expression) => Some(Expression::compile(expression).ok()?),
-        };
-        Some(Self { name: name.clone(), message: message.clone(), message_expression, test })
-    }
-}
-
 fn version(metadata: &ObjectMeta) -> Option<(String, i64)> {
     Some((metadata.uid.clone()?, metadata.generation?))
-}
-
-/// All of a list, or what to say of the first that is missing: without it the policy would be in force and say less than
-/// was written.
-fn all<T>(compiled: impl Iterator<Item = Option<T>>, list: &str) -> Result<Vec<T>, Violation> {
-    let missing = |index: usize| Violation {
-        field: format!("{list}[{index}]"),
-        rule: Rule::PolicyRuleForm,
-        message: "it could not be compiled".to_owned(),
-        fix: "apply the policy again; if that does not help, write this part in another way".to_owned(),
-    };
-    compiled.enumerate().map(|(index, one)| one.ok_or_else(|| missing(index))).collect()
 }
 
 /// A scope with the variables that these policies use; converting an object that no expression looks at is wasted.

@@ -290,13 +290,6 @@ fn a_pattern_that_cannot_be_matched_as_a_whole_makes_the_policy_unusable() {
 }
 
 #[test]
-fn a_part_that_does_not_compile_is_a_problem_and_not_left_out() {
-    assert_eq!(all([Some(1), Some(2)].into_iter(), "spec.rules"), Ok(vec![1, 2]));
-    let problem = all([Some(1), None].into_iter(), "spec.rules").unwrap_err();
-    assert_eq!(problem.field, "spec.rules[1]");
-}
-
-#[test]
 fn a_stored_policy_that_cannot_be_read_denies_everything_because_nobody_knows_what_it_selects() {
     let unreadable = Policy::unreadable(&ObjectMeta::default(), "invalid type");
     assert!(unreadable.selects(PolicyTarget::Pipeline, &BTreeMap::new()));

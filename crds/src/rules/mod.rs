@@ -32,6 +32,7 @@ pub use violation::Violation;
 
 // What the policy engine shares with the rules.
 pub(crate) use names::constant as constant_regex;
+pub(crate) use policy::compile as compile_policy;
 pub(crate) use quantity::parse as parse_quantity;
 pub(crate) use suggest::nearest;
 pub(crate) use violation::quote;

@@ -1,4 +1,4 @@
-//! Rules of a PipelinePolicy: everything in it compiles before it is stored.
+//! Rules of a PipelinePolicy: everything in it compiles before it is stored. To check a policy is to compile it.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,10 @@ use super::rule::Rule;
 use super::schema::{self, Kind};
 use super::violation::{Findings, Violation, quote};
 use super::{Context, Validate, names, suggest};
-use crate::policy::{Bound, Expression, FieldPath, NoSuchField, compile_regex_whole, compile_schema};
+use crate::policy::{
+    Bound, Check, CompiledDefault, CompiledRule, Expression, Field, FieldPath, NoSuchField, Test,
+    compile_regex_whole, compile_schema,
+};
 use crate::v1alpha1::{
     PipelinePolicy, PipelinePolicySpec, PolicyDefault, PolicyRange, PolicyRule, PolicyTarget,
 };
@@ -27,82 +30,102 @@ impl From<PolicyTarget> for Kind {
 
 impl Validate for PipelinePolicy {
     fn validate(&self, _context: &Context<'_>) -> Vec<Violation> {
-        let mut out = Findings::default();
-        let spec = Path::root().field("spec");
-        let PipelinePolicySpec { namespace_selector, applies_to, action: _, rules, defaults } = &self.spec;
-        let kinds: Vec<Kind> = applies_to.iter().map(|target| (*target).into()).collect();
-        if rules.is_empty() && defaults.is_empty() {
-            let fix = "add at least one entry to spec.rules or spec.defaults";
-            out.add(
-                &spec,
-                Rule::PolicyEmpty,
-                "the policy has neither rules nor defaults and does nothing",
-                fix,
-            );
-        }
-        if let Some(selector) = namespace_selector {
-            check_selector(&spec.field("namespaceSelector"), selector, &mut out);
-        }
-        let mut seen = HashMap::new();
-        for (index, rule) in rules.iter().enumerate() {
-            let at = spec.field("rules").index(index);
-            if let Some(first) = seen.insert(&rule.name, index) {
-                let message = format!("{} is also the name of spec.rules[{first}]", quote(&rule.name));
-                out.add(&at.field("name"), Rule::PolicyRuleName, message, "give each rule a name of its own");
-            }
-            if !names::is_dns_label(&rule.name) {
-                let message = format!("{} is not a rule name", quote(&rule.name));
-                out.add(
-                    &at.field("name"),
-                    Rule::PolicyRuleName,
-                    message,
-                    names::name_fix(" and hyphens", &rule.name),
-                );
-            }
-            check_rule(&at, rule, &kinds, &mut out);
-        }
-        let mut defaulted = HashMap::new();
-        for (index, default) in defaults.iter().enumerate() {
-            let at = spec.field("defaults").index(index);
-            check_default(&at, default, &kinds, &mut out);
-            if let Some(first) = defaulted.insert(&default.field, index) {
-                let message =
-                    format!("{} already has a default in spec.defaults[{first}]", quote(&default.field));
-                out.add(&at.field("field"), Rule::PolicyField, message, "keep one of the two");
-            }
-        }
-        out.into_vec()
+        compile(&self.spec).err().unwrap_or_default()
     }
 }
 
+/// The rules and defaults of a policy, or everything that is wrong with it.
+pub(crate) fn compile(
+    policy: &PipelinePolicySpec,
+) -> Result<(Vec<CompiledRule>, Vec<CompiledDefault>), Vec<Violation>> {
+    let mut out = Findings::default();
+    let spec = Path::root().field("spec");
+    let PipelinePolicySpec { namespace_selector, applies_to, action: _, rules, defaults } = policy;
+    if rules.is_empty() && defaults.is_empty() {
+        let fix = "add at least one entry to spec.rules or spec.defaults";
+        out.add(&spec, Rule::PolicyEmpty, "the policy has neither rules nor defaults and does nothing", fix);
+    }
+    if let Some(selector) = namespace_selector {
+        check_selector(&spec.field("namespaceSelector"), selector, &mut out);
+    }
+    let (mut seen, mut compiled_rules) = (HashMap::new(), Vec::new());
+    for (index, rule) in rules.iter().enumerate() {
+        let at = spec.field("rules").index(index);
+        if let Some(first) = seen.insert(&rule.name, index) {
+            let message = format!("{} is also the name of spec.rules[{first}]", quote(&rule.name));
+            out.add(&at.field("name"), Rule::PolicyRuleName, message, "give each rule a name of its own");
+        }
+        if !names::is_dns_label(&rule.name) {
+            let message = format!("{} is not a rule name", quote(&rule.name));
+            let fix = names::name_fix(" and hyphens", &rule.name);
+            out.add(&at.field("name"), Rule::PolicyRuleName, message, fix);
+        }
+        let compiled = compile_rule(&at, rule, applies_to, &mut out);
+        compiled_rules.extend(or_say_so(compiled, &at, &mut out));
+    }
+    let (mut defaulted, mut compiled_defaults) = (HashMap::new(), Vec::new());
+    for (index, default) in defaults.iter().enumerate() {
+        let at = spec.field("defaults").index(index);
+        let compiled = compile_default(&at, default, applies_to, &mut out);
+        compiled_defaults.extend(or_say_so(compiled, &at, &mut out));
+        if let Some(first) = defaulted.insert(&default.field, index) {
+            let message =
+                format!("{} already has a default in spec.defaults[{first}]", quote(&default.field));
+            out.add(&at.field("field"), Rule::PolicyField, message, "keep one of the two");
+        }
+    }
+    if out.is_empty() { Ok((compiled_rules, compiled_defaults)) } else { Err(out.into_vec()) }
+}
+
+/// What does not compile has a reason. If none was given, this is one: without it the policy would be in force and say less
+/// than was written.
+fn or_say_so<T>(compiled: Option<T>, at: &Path, out: &mut Findings) -> Option<T> {
+    if compiled.is_none() && out.is_empty() {
+        out.add(at, Rule::PolicyRuleForm, "it could not be compiled", "write it in another way");
+    }
+    compiled
+}
+
 /// A default that does not fit would make the API server refuse every object that leaves the field out, or drop the value.
-fn check_default(at: &Path, default: &PolicyDefault, kinds: &[Kind], out: &mut Findings) {
+fn compile_default(
+    at: &Path,
+    default: &PolicyDefault,
+    targets: &[PolicyTarget],
+    out: &mut Findings,
+) -> Option<CompiledDefault> {
     let PolicyDefault { field, value } = default;
     let at_field = at.field("field");
-    let Some(path) = check_field_path(&at_field, field, out) else { return };
+    let path = parse_path(&at_field, field, out)?;
     if !path.is_writable() {
         let message = format!("{} cannot have a default", quote(field));
         let fix = "name a field below spec, metadata.labels or metadata.annotations";
         out.add(&at_field, Rule::PolicyField, message, fix);
-        return;
+        return None;
     }
-    for schema in schemas_of(&at_field, field, &path, kinds, out) {
+    let (field, schemas) = find_field(&at_field, field, path, targets, out);
+    for schema in schemas {
         schema::walk(&at.field("value"), schema, value, out);
     }
+    Some(CompiledDefault::new(field, value.clone()))
 }
 
-/// What the kinds have at a path. Something is wrong if none of them has anything there.
-fn schemas_of(
+/// A field with the kinds that have it, and what they have there. Something is wrong if none of them has anything: a rule
+/// about it would check nothing, and nobody would notice.
+fn find_field(
     at: &Path,
     field: &str,
-    path: &FieldPath,
-    kinds: &[Kind],
+    path: FieldPath,
+    targets: &[PolicyTarget],
     out: &mut Findings,
-) -> Vec<&'static Value> {
-    let (mut found, mut missing) = (Vec::new(), Vec::new());
-    for kind in kinds {
+) -> (Field, Vec<&'static Value>) {
+    let (mut found, mut schemas, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+    for target in targets {
+        let kind = Kind::from(*target);
         match path.within(kind.schema()) {
-            Ok(schema) => found.push(schema),
+            Ok(schema) => {
+                found.push(*target);
+                schemas.push(schema);
+            }
             Err(none) => missing.push((kind, none)),
         }
     }
@@ -111,7 +134,7 @@ fn schemas_of(
     if let Some((kind, none)) = nearest.filter(|_| found.is_empty()) {
         no_such_field(at, field, &kind.to_string(), none, out);
     }
-    found
+    (Field { path, targets: found }, schemas)
 }
 
 fn no_such_field(at: &Path, field: &str, kind: &str, missing: &NoSuchField<'_>, out: &mut Findings) {
@@ -153,10 +176,15 @@ fn check_selector(at: &Path, selector: &LabelSelector, out: &mut Findings) {
     }
 }
 
-fn check_rule(at: &Path, rule: &PolicyRule, kinds: &[Kind], out: &mut Findings) {
+fn compile_rule(
+    at: &Path,
+    rule: &PolicyRule,
+    targets: &[PolicyTarget],
+    out: &mut Findings,
+) -> Option<CompiledRule> {
     let PolicyRule {
-        name: _,
-        message: _,
+        name,
+        message,
         message_expression,
         cel,
         field,
@@ -166,15 +194,16 @@ fn check_rule(at: &Path, rule: &PolicyRule, kinds: &[Kind], out: &mut Findings) 
         forbidden,
         schema,
     } = rule;
-    if let Some(expression) = message_expression {
+    let message_expression = message_expression.as_ref().map(|expression| {
         let fix = "write an expression whose value is a text, for example 'at most 50, not ' + string(object.spec.execution.parallelism)";
-        check_cel(&at.field("messageExpression"), expression, fix, out);
-    }
+        compile_cel(&at.field("messageExpression"), expression, fix, out)
+    });
     let checks =
         [regex.is_some(), range.is_some(), required.is_some(), forbidden.is_some(), schema.is_some()]
             .into_iter()
             .filter(|set| *set)
             .count();
+    let (mut condition, mut checked) = (None, None);
     match (cel, field) {
         (Some(_), None) if checks > 0 => {
             let message = "cel stands alone, and regex, range, required, forbidden and schema check a field";
@@ -182,7 +211,7 @@ fn check_rule(at: &Path, rule: &PolicyRule, kinds: &[Kind], out: &mut Findings) 
         }
         (Some(cel), None) => {
             let fix = "write an expression that is true for what is allowed, for example object.spec.execution.parallelism <= 50";
-            check_cel(&at.field("cel"), cel, fix, out);
+            condition = compile_cel(&at.field("cel"), cel, fix, out);
         }
         (None, Some(_)) if checks != 1 => {
             let message = format!("the rule has a field and {checks} checks for it");
@@ -193,7 +222,10 @@ fn check_rule(at: &Path, rule: &PolicyRule, kinds: &[Kind], out: &mut Findings) 
                 "write exactly one of regex, range, required, forbidden and schema",
             );
         }
-        (None, Some(field)) => check_rule_field(&at.field("field"), field, kinds, out),
+        (None, Some(field)) => {
+            let at = at.field("field");
+            checked = parse_path(&at, field, out).map(|path| find_field(&at, field, path, targets, out).0);
+        }
         (Some(_), Some(_)) => {
             out.add(at, Rule::PolicyRuleForm, "the rule has both cel and field", "write a rule for each");
         }
@@ -212,53 +244,52 @@ fn check_rule(at: &Path, rule: &PolicyRule, kinds: &[Kind], out: &mut Findings) 
             );
         }
     }
-    if let Some(regex) = regex
-        && let Err(error) = compile_regex_whole(regex)
-    {
-        let message = format!("{} is not a usable regular expression ({error})", quote(regex));
-        out.add(
-            &at.field("regex"),
-            Rule::PolicyRegex,
-            message,
-            "use RE2 syntax, without look-around and back-references",
-        );
-    }
-    if let Some(range) = range {
-        check_range(&at.field("range"), range, out);
-    }
-    if let Some(schema) = schema {
-        check_schema(&at.field("schema"), schema, out);
-    }
+    let regex = regex.as_ref().and_then(|regex| compile_regex(&at.field("regex"), regex, out));
+    let range = range.as_ref().and_then(|range| compile_range(&at.field("range"), range, out));
+    let schema = schema.as_ref().and_then(|schema| compile_json_schema(&at.field("schema"), schema, out));
+    let required = (*required == Some(true)).then_some(Check::Required);
+    let forbidden = (*forbidden == Some(true)).then_some(Check::Forbidden);
+    let check = regex.or(range).or(schema).or(required).or(forbidden);
+    let test = match (condition, checked) {
+        (Some(condition), _) => Test::Cel(condition),
+        (None, Some(field)) => Test::Field(field, check?),
+        (None, None) => return None,
+    };
+    let message_expression = match message_expression {
+        None => None,
+        Some(compiled) => Some(compiled?),
+    };
+    Some(CompiledRule { name: name.clone(), message: message.clone(), message_expression, test })
 }
 
-fn check_cel(at: &Path, cel: &str, fix: &str, out: &mut Findings) {
-    if let Err(error) = Expression::compile(cel) {
+fn compile_cel(at: &Path, cel: &str, fix: &str, out: &mut Findings) -> Option<Expression> {
+    let wrong = |error: String| {
         let message = format!("{} is not a usable CEL expression ({error})", quote(cel));
         out.add(at, Rule::PolicyCel, message, fix);
-    }
+    };
+    Expression::compile(cel).map_err(wrong).ok()
 }
 
-/// A rule about a field that no kind has would check nothing, and nobody would notice.
-fn check_rule_field(at: &Path, field: &str, kinds: &[Kind], out: &mut Findings) {
-    if let Some(path) = check_field_path(at, field, out) {
-        schemas_of(at, field, &path, kinds, out);
-    }
+fn compile_regex(at: &Path, regex: &str, out: &mut Findings) -> Option<Check> {
+    let wrong = |error: String| {
+        let message = format!("{} is not a usable regular expression ({error})", quote(regex));
+        out.add(at, Rule::PolicyRegex, message, "use RE2 syntax, without look-around and back-references");
+    };
+    compile_regex_whole(regex).map(Check::Regex).map_err(wrong).ok()
 }
 
-fn check_schema(at: &Path, schema: &Value, out: &mut Findings) {
-    if let Err(error) = compile_schema(schema) {
+fn compile_json_schema(at: &Path, schema: &Value, out: &mut Findings) -> Option<Check> {
+    let wrong = |error: String| {
         let message = format!("it is not a usable JSON Schema ({error})");
-        out.add(
-            at,
-            Rule::PolicySchema,
-            message,
-            "correct it; references must stay within the schema (#/$defs/…) and not lead back to themselves",
-        );
-    }
+        let fix =
+            "correct it; references must stay within the schema (#/$defs/…) and not lead back to themselves";
+        out.add(at, Rule::PolicySchema, message, fix);
+    };
+    compile_schema(schema).map(|schema| Check::Schema(Box::new(schema))).map_err(wrong).ok()
 }
 
 /// `spec.filters[*].image`, `metadata.labels["acme.example/team"]`: names, indexes, `[*]` and quoted keys.
-fn check_field_path(at: &Path, path: &str, out: &mut Findings) -> Option<FieldPath> {
+fn parse_path(at: &Path, path: &str, out: &mut Findings) -> Option<FieldPath> {
     let parsed = path.parse().ok();
     if parsed.is_none() {
         let message = format!("{} is not a field path", quote(path));
@@ -268,15 +299,21 @@ fn check_field_path(at: &Path, path: &str, out: &mut Findings) -> Option<FieldPa
     parsed
 }
 
-fn check_range(at: &Path, range: &PolicyRange, out: &mut Findings) {
+fn compile_range(at: &Path, range: &PolicyRange, out: &mut Findings) -> Option<Check> {
     let PolicyRange { min, max } = range;
     if min.is_none() && max.is_none() {
         out.add(at, Rule::PolicyRange, "it has neither min nor max", "write min, max or both");
     }
     let min = min.as_ref().and_then(|min| check_bound(&at.field("min"), min, out));
     let max = max.as_ref().and_then(|max| check_bound(&at.field("max"), max, out));
-    let (Some(min), Some(max)) = (min, max) else { return };
-    match min.at_most(&max) {
+    if let (Some(min), Some(max)) = (&min, &max) {
+        check_order(at, min, max, out);
+    }
+    Some(Check::Range { min, max })
+}
+
+fn check_order(at: &Path, min: &Bound, max: &Bound, out: &mut Findings) {
+    match min.at_most(max) {
         Some(true) => {}
         Some(false) => {
             let message = format!(

@@ -42,6 +42,10 @@ impl Findings {
         self.0.push(Violation { field: field.to_string(), rule, message: message.into(), fix: fix.into() });
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn into_vec(self) -> Vec<Violation> {
         self.0
     }
