@@ -62,7 +62,8 @@ async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
     lab.patch("r", json!({"spec": {"execution": {"parallelism": 3, "maxFailedFiles": 0}}})).await;
     let run = lab.finished("r").await;
     assert_eq!(condition(&run, "Succeeded"), ("False".into(), "TooManyFailures".into()));
-    assert_eq!((counts(&run).0, counts(&run).1), (24, 20));
+    // One that was under way was given up with the rest.
+    assert!(matches!(counts(&run), (24, 17..=20, _)), "{:?}", counts(&run));
     lab.check_left_nothing(&run).await;
 }
 

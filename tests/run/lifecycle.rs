@@ -289,8 +289,8 @@ async fn people_are_told_what_happened_and_no_secret() {
     let log = lab.operator_log();
     let lines: Vec<Value> =
         log[log_before..].lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let settled = lines.iter().filter(|line| line["fields"]["message"] == "settled");
-    assert_eq!(settled.filter(|line| line["fields"]["run"] == "r").count(), 30, "{}", lines.len());
+    let settled = lines.iter().filter(|line| line["message"] == "settled");
+    assert_eq!(settled.filter(|line| line["run"] == "r").count(), 30, "{}", lines.len());
     // What is kept, and how long: results, dead letters (168h) and the Job (24h).
     let key = |part: &str| lab.run_id("r").key(part);
     let mut valkey = lab.raw().await;

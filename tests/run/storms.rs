@@ -92,7 +92,7 @@ async fn two_operators_at_once_count_every_file_once() {
 #[ignore = "needs the cluster"]
 async fn a_leader_that_stands_still_is_followed_by_the_other_replica() {
     let mut lab = Lab::new("leaders").await;
-    lab.set("IDENTITY", "first");
+    lab.set("POD_NAME", "first");
     lab.restart_with("LEADER_ELECTION", "true").await;
     let led_by = async |lab: &Lab, identity: &str| {
         let leases = lab.api::<Lease>();
@@ -104,7 +104,7 @@ async fn a_leader_that_stands_still_is_followed_by_the_other_replica() {
         lab.eventually(&format!("{identity} leads"), holder).await;
     };
     led_by(&lab, "first").await;
-    lab.set("IDENTITY", "second");
+    lab.set("POD_NAME", "second");
     lab.start_operator();
     lab.put_many("", 16, |_| "sleep 3".to_owned()).await;
     lab.pipeline(json!({})).await;
