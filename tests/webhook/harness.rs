@@ -23,6 +23,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
@@ -249,6 +250,15 @@ impl Client {
         let request = request(method, path, body);
         let response = sender.send_request(request).await.map_err(std::io::Error::other)?;
         read(response).await
+    }
+
+    /// Begins a request on a connection of its own: what is announced of the body may be more than what is sent.
+    pub async fn begin(&self, path: &str, body: &[u8], announced: usize) -> TlsStream<TcpStream> {
+        let mut stream = self.tls(&[&rustls::version::TLS13], b"http/1.1").await.unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {announced}\r\n\r\n");
+        stream.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+        stream.flush().await.unwrap();
+        stream
     }
 
     /// A connection that carries one request after the other, as each of the API server's does.
