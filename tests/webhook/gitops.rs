@@ -89,6 +89,19 @@ async fn another_namespace_is_reached_with_a_grant_only() {
     assert_eq!(webhook.client().create(&foreign).await["allowed"], true);
 }
 
+/// A Pipeline may wait for its finalizers as long as its owner likes.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_spec_of_a_pipeline_that_is_being_deleted_is_judged_when_it_changes() {
+    let webhook = Webhook::start();
+    let client = webhook.client();
+    let going = with(pipeline(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z"));
+    let ask = async |new: &Value| client.ask("/validate/pipeline", &update(&going, new)).await;
+    let released = with(going.clone(), "/metadata/finalizers", json!([]));
+    assert_eq!(ask(&released).await["allowed"], true);
+    let endpoint = with(going.clone(), "/spec/source/bucket/endpoint", json!("http://169.254.169.254"));
+    assert!(message(&ask(&endpoint).await).contains("[endpoint"), "{}", ask(&endpoint).await);
+}
+
 /// The keys are copied into the run's namespace, which their owners permit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_pipeline_has_its_keys_from_elsewhere_needs_a_grant_for_them() {
@@ -155,13 +168,17 @@ async fn what_was_admitted_stays_changeable_where_nothing_is_judged() {
         async |new: &Value| client.ask(&path("validate", new), &update(&run(), new)).await["allowed"].clone();
     assert_eq!(ask(&with(run(), "/metadata/finalizers", json!(["a/b"]))).await, true);
     assert_eq!(ask(&with(run(), "/spec/suspend", json!(true))).await, true);
-    let going = with(
-        with(run(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z")),
-        "/spec/execution/parallelism",
-        json!(1),
-    );
-    assert_eq!(ask(&going).await, true);
+    // kubectl notes what it has applied.
+    let note = json!({ "kubectl.kubernetes.io/last-applied-configuration": "{}" });
+    let paused = with(run(), "/spec/suspend", json!(true));
+    assert_eq!(ask(&with(paused, "/metadata/annotations", note)).await, true);
+    let going = with(run(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z"));
+    assert_eq!(ask(&with(going.clone(), "/metadata/labels", json!({ "a": "b" }))).await, true);
+    assert_eq!(ask(&with(going.clone(), "/spec/suspend", json!(true))).await, true);
+    assert_eq!(ask(&with(going.clone(), "/spec/execution/parallelism", json!(1))).await, false);
+    assert_eq!(client.create(&going).await["allowed"], false, "what is created stays");
     assert_eq!(ask(&with(run(), "/spec/execution/parallelism", json!(1))).await, false);
+    assert_eq!(ask(&with(run(), "/metadata/annotations", json!({ "a": "b" }))).await, false);
     assert_eq!(ask(&with(run(), "/metadata/labels", json!({ "a": "b" }))).await, false);
     assert_eq!(client.create(&run()).await["allowed"], false);
 }

@@ -1,6 +1,6 @@
 //! Whether an object is admitted: the shared rules, what needs other objects, and the policies.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crds::policy::{Finding, Policy};
@@ -13,6 +13,9 @@ use super::mutate::target;
 use super::{Admission, credentials, delete};
 use crate::review::{Answer, Operation, Request};
 use crate::world::{Key, KnownPipeline, run_id};
+
+/// What kubectl notes of what it has applied. It changes with everything else, and is nobody's to judge.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 impl Admission {
     pub(super) async fn judge(&self, request: Request) -> Answer {
@@ -193,22 +196,20 @@ enum Change {
 
 impl Change {
     /// An object that was admitted stays changeable where nothing is judged, also after the rules became stricter: its
-    /// finalizers can be removed, its status can be written, and a run can be paused.
+    /// finalizers can be removed, its status can be written, and a run can be paused. One that is on its way out can be
+    /// changed in everything but what it does: its finalizers may keep it, and what it does may still be done.
     fn of(request: &Request) -> Self {
         let (new, old) = (&request.object, &request.old_object);
-        if is_being_deleted(new) {
-            return Self::Nothing;
-        }
         if request.operation == Operation::Create {
             return Self::Spec;
         }
         let same = |pointer: &str| new.pointer(pointer) == old.pointer(pointer);
         if !same("/spec") && !only_suspended(request) {
             Self::Spec
-        } else if !same("/metadata/labels") || !same("/metadata/annotations") {
-            Self::Labels
-        } else {
+        } else if is_being_deleted(new) || same("/metadata/labels") && annotations(new) == annotations(old) {
             Self::Nothing
+        } else {
+            Self::Labels
         }
     }
 }
@@ -225,6 +226,12 @@ fn only_suspended(request: &Request) -> bool {
     request.kind == Kind::PipelineRun
         && switch.is_none_or(Value::is_boolean)
         && without(&request.object) == without(&request.old_object)
+}
+
+/// The annotations that people make.
+fn annotations(object: &Value) -> BTreeMap<&String, &Value> {
+    let all = object.pointer("/metadata/annotations").and_then(Value::as_object);
+    all.into_iter().flatten().filter(|(key, _)| *key != LAST_APPLIED).collect()
 }
 
 /// Whether an object is on its way out.
