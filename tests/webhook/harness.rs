@@ -45,6 +45,8 @@ pub struct Known {
     pub secrets: Answers<(String, String), Vec<&'static str>>,
     /// Namespaces that no watch has brought.
     pub namespaces: Answers<String, BTreeMap<String, String>>,
+    /// Pipelines that no watch has brought.
+    pub pipelines: Answers<(String, String), Value>,
     /// Where requests are that ask for a namespace.
     pub gate: Gate,
 }
@@ -107,6 +109,11 @@ impl Live for Known {
             found.transpose().map(|found| found.map(known))
         })
     }
+
+    fn pipeline<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, KnownPipeline> {
+        let found = self.pipelines.lock().unwrap().get(&(namespace.to_owned(), name.to_owned())).cloned();
+        Box::pin(async move { found.transpose().map(|found| found.and_then(KnownPipeline::read)) })
+    }
 }
 
 /// A webhook that runs.
@@ -156,8 +163,7 @@ impl Webhook {
     pub fn pipeline(&self, object: &Value) {
         let text = |pointer: &str| object.pointer(pointer).unwrap().as_str().unwrap().to_owned();
         let key = (text("/metadata/namespace"), text("/metadata/name"));
-        let known =
-            KnownPipeline { typed: serde_json::from_value(object.clone()).unwrap(), json: object.clone() };
+        let known = KnownPipeline::read(object.clone()).unwrap();
         self.world.write().pipelines.insert(key, Arc::new(known));
     }
 

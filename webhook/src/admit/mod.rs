@@ -1,5 +1,5 @@
-//! Decides about a request: what to fill in, whether to admit, what to warn of. Reads the world, and for credentials
-//! asks for one Secret; writes nothing.
+//! Decides about a request: what to fill in, whether to admit, what to warn of. Reads the world, and asks for single
+//! objects that no watch has; writes nothing.
 
 mod credentials;
 mod delete;
