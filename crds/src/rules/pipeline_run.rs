@@ -80,7 +80,7 @@ impl Validate for PipelineRun {
 }
 
 /// Whether a run of `namespace` may use the Pipeline that it names. Without a grant nobody learns anything of a Pipeline of
-/// another namespace.
+/// another namespace, and what is no name is nobody's.
 pub fn may_use(namespace: &str, pipeline: &PipelineReference, grants: &[ReferenceGrant]) -> bool {
     let (mut out, context) = (Findings::default(), Context { grants: Some(grants), ..Context::default() });
     check_pipeline(&Path::root(), pipeline, namespace, &context, &mut out);
@@ -267,5 +267,31 @@ impl Unchanged<'_> {
             message,
             "put it back as it was, and create a new PipelineRun with the new value",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_may_use_pipelines_of_its_own_namespace_and_those_that_are_granted() {
+        let reference = |namespace: Option<&str>, name: &str| PipelineReference {
+            name: name.to_owned(),
+            namespace: namespace.map(str::to_owned),
+        };
+        let grant: ReferenceGrant = serde_json::from_value(serde_json::json!({
+            "metadata": { "name": "g", "namespace": "shared" },
+            "spec": { "from": [{ "kind": "PipelineRun", "namespace": "team-a" }], "to": [{ "kind": "Pipeline", "name": "p" }] }
+        }))
+        .unwrap();
+        let may =
+            |reference: PipelineReference, grants: &[ReferenceGrant]| may_use("team-a", &reference, grants);
+        assert!(may(reference(None, "p"), &[]) && may(reference(Some("team-a"), "p"), &[]));
+        assert!(!may(reference(Some("shared"), "p"), &[]));
+        assert!(may(reference(Some("shared"), "p"), std::slice::from_ref(&grant)));
+        assert!(!may(reference(Some("shared"), "q"), &[grant]));
+        // Who asks puts the name into a URL.
+        assert!(!may(reference(None, "../../team-b/pipelines/p"), &[]) && !may(reference(None, ".."), &[]));
     }
 }
