@@ -136,6 +136,30 @@ fn every_policy_accepts_and_rejects_what_its_examples_say() {
     }
 }
 
+/// A quota is about what is added: whoever is above it already, because it was lowered say, can use less, and label what
+/// has ended.
+#[test]
+fn the_quota_of_a_namespace_refuses_no_change_that_uses_no_more() {
+    let ready = Ready::all().into_iter().find(|ready| ready.name() == "namespace-quota").unwrap();
+    let policies: PolicySet = [Policy::compile(&ready.policy)].into_iter().collect();
+    let run = |parallelism: u32| json!({ "metadata": { "name": "a" }, "spec": { "execution": { "parallelism": parallelism } } });
+    let admitted = |old: Option<u32>, new: u32| {
+        let (object, old) = (run(new), old.map(run));
+        let subject = Subject {
+            target: PolicyTarget::PipelineRun,
+            object: &object,
+            old_object: old.as_ref(),
+            request: None,
+            namespace: None,
+            pipeline: None,
+            usage: Some(Usage { active_runs: 20, parallelism: 200 }),
+        };
+        policies.judge(&subject, &BTreeMap::new(), Instant::now() + Duration::from_secs(5)).is_empty()
+    };
+    assert!(admitted(Some(10), 5) && admitted(Some(10), 10));
+    assert!(!admitted(Some(10), 11) && !admitted(None, 1));
+}
+
 /// Every rule of a policy is needed: without it, one of the rejected examples would be admitted.
 #[test]
 fn no_rule_of_a_policy_is_idle() {

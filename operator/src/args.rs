@@ -74,6 +74,9 @@ pub struct Args {
     /// How long a finished run is remembered, so that it is not executed again; for ever when left out
     #[arg(long, env = "LEDGER_RETENTION", value_parser = duration, help_heading = "Retention")]
     ledger_retention: Option<Duration>,
+    /// How many outcomes of files are kept in Valkey for each run, the newest ones, for programs that read them
+    #[arg(long, env = "KEEP_RESULTS", default_value_t = 0, help_heading = "Retention")]
+    keep_results: u32,
 
     /// Namespaces to work in, separated by commas; all when left out
     #[arg(long, env = "NAMESPACES", value_delimiter = ',', help_heading = "Operation")]
@@ -131,6 +134,8 @@ pub struct Settings {
     pub start_timeout: Duration,
     /// Failed pods that are kept while their run is running.
     pub keep_failed_pods: usize,
+    /// Outcomes that the results stream of a run keeps.
+    pub keep_results: u32,
     /// Networks that endpoints may be in.
     pub allowed_networks: Vec<IpNet>,
     /// Hosts that endpoints may name.
@@ -204,6 +209,7 @@ impl Args {
             },
             start_timeout: self.start_timeout,
             keep_failed_pods: self.keep_failed_pods,
+            keep_results: self.keep_results,
             allowed_networks: self.allowed_endpoint_networks,
             allowed_hosts: self.allowed_endpoint_hosts,
             retention: queue::Retention { details: self.details_retention, ledger: self.ledger_retention },

@@ -87,6 +87,8 @@ pub enum Reason {
     PodsUnschedulable,
     /// A quota is used up.
     QuotaExceeded,
+    /// The API server refuses the Job.
+    JobRefused,
     /// The API server refuses the pods.
     PodsRefused,
     /// Pods die before they have a file.
@@ -116,6 +118,7 @@ impl Reason {
             | Self::ContainerStartFailed
             | Self::PodsUnschedulable
             | Self::QuotaExceeded
+            | Self::JobRefused
             | Self::PodsRefused
             | Self::WorkersFailing
             | Self::NameTaken

@@ -162,8 +162,9 @@ fn stage(pod: &Pod) -> Stage {
     let Some(status) = &pod.status else { return Stage::Starting };
     let init = status.init_container_statuses.as_deref().unwrap_or_default();
     let main = status.container_statuses.as_deref().unwrap_or_default();
-    // With `restartPolicy: Never` one container that failed is the end of the pod, also while others still run.
-    let failed = init.iter().chain(main).find_map(failure);
+    // With `restartPolicy: Never` one container that failed is the end of the pod, also while others still run. A sidecar, which
+    // somebody has put in, is started again.
+    let failed = init.iter().filter(|container| !is_sidecar(pod, container)).chain(main).find_map(failure);
     match status.phase.as_deref() {
         Some("Succeeded") => return Stage::Succeeded,
         // A pod that was evicted says so; its containers only say that they were killed.
@@ -193,6 +194,13 @@ fn stage(pod: &Pod) -> Stage {
         .map_or(Stage::Starting, |condition| {
             Stage::Unschedulable(condition.message.clone().unwrap_or_default())
         })
+}
+
+fn is_sidecar(pod: &Pod, container: &ContainerStatus) -> bool {
+    let specified = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    specified
+        .filter(|specified| specified.name == container.name)
+        .any(|specified| specified.restart_policy.as_deref() == Some("Always"))
 }
 
 fn terminated(container: &ContainerStatus) -> Option<&ContainerStateTerminated> {
@@ -269,6 +277,20 @@ mod tests {
             "containerStatuses": [container("a", json!({"running": {}})), container("b", ended(3))]}));
         let Stage::Failed(failed) = pod.stage else { panic!("{pod:?}") };
         assert_eq!((failed.container.as_deref(), failed.exit_code), (Some("b"), Some(3)));
+    }
+
+    #[test]
+    fn a_sidecar_that_is_started_again_is_no_end() {
+        let sidecar = |policy: Value| {
+            let spec =
+                json!({"containers": [], "initContainers": [{"name": "mesh", "restartPolicy": policy}]});
+            let claimed = [container("mesh", ended(1)), container(CLAIMER, ended(0))];
+            let pod = json!({"metadata": {"name": "p"}, "spec": spec,
+                "status": {"phase": "Running", "initContainerStatuses": claimed}});
+            WorkerPod::read(&serde_json::from_value(pod).unwrap(), None, Instant::now()).stage
+        };
+        assert_eq!(sidecar(json!("Always")), Stage::Working);
+        assert!(matches!(sidecar(Value::Null), Stage::Failed(_)));
     }
 
     #[test]

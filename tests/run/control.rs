@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crds::v1alpha1::{Phase, Pipeline, ReferenceGrant};
+use crds::v1alpha1::Phase;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use crate::harness::{Lab, condition, counts, is_degraded_by, message, names, phase, running};
@@ -43,6 +43,28 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
     assert!(lab.witness.most_pods() <= 6, "{} pods", lab.witness.most_pods());
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
+    let lab = Lab::new("fewer").await;
+    lab.put_many("", 24, |number| if number < 20 { "sleep 3".to_owned() } else { "exit 1".to_owned() }).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 1}})).await;
+    lab.until("r", "six files are processed", |run| running(run) == 6).await;
+    lab.patch("r", json!({"spec": {"execution": {"parallelism": 1}}})).await;
+    lab.until("r", "one file is processed", |run| running(run) == 1).await;
+    for _ in 0..8 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(running(&lab.get("r").await) <= 1, "no other is started");
+    }
+    lab.patch("r", json!({"spec": {"execution": {"parallelism": 3, "maxFailedFiles": 0}}})).await;
+    let run = lab.finished("r").await;
+    assert_eq!(condition(&run, "Succeeded"), ("False".into(), "TooManyFailures".into()));
+    // One that was under way was given up with the rest.
+    assert!(matches!(counts(&run), (24, 17..=20, _)), "{:?}", counts(&run));
+    lab.check_left_nothing(&run).await;
 }
 
 /// Quota systems suspend Jobs; the operator never takes that back.

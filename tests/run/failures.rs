@@ -130,6 +130,29 @@ async fn workers_that_die_without_a_file_are_told_and_made_ever_more_rarely() {
     assert_eq!(counts(&lab.finished("r").await), (1, 1, 0));
 }
 
+/// What only the API server can judge: the message is its own, and nothing is tried in a hurry.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_job_that_the_api_server_refuses_is_told() {
+    let lab = Lab::new("refused").await;
+    lab.put("a", "copy").await;
+    lab.pipeline(json!({"pod": {"tolerations": [{"key": "gpu", "operator": "Exist"}]}})).await;
+    lab.run("r", json!({})).await;
+    let told = lab.until("r", "it is told", |run| is_degraded_by(run, "JobRefused")).await;
+    let message = message(&told, "Degraded");
+    assert!(message.contains("tolerations") && message.contains("Exist"), "{message}");
+    // A quota of Jobs is one like any other.
+    let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"count/jobs.batch": "0"}}});
+    lab.create::<ResourceQuota>(quota).await;
+    let pipelines = lab.api::<crds::v1alpha1::Pipeline>();
+    pipelines.delete("p", &Default::default()).await.unwrap();
+    lab.pipeline(json!({})).await;
+    lab.run("other", json!({})).await;
+    lab.until("other", "the quota is told", |run| is_degraded_by(run, "QuotaExceeded")).await;
+    lab.api::<ResourceQuota>().delete("none", &Default::default()).await.unwrap();
+    assert_eq!(counts(&lab.finished("other").await), (1, 1, 0));
+}
+
 /// A Job that has the name of the run's and is not its own is left in peace, and said to be in the way.
 #[tokio::test]
 #[ignore = "needs the cluster"]

@@ -129,6 +129,18 @@ impl Lab {
         self.start_operator();
     }
 
+    /// Sends a signal to one of the operators, in the order of their start.
+    pub fn signal_operator(&self, number: usize, signal: &str) {
+        let pid = self.operators[number].id().unwrap().to_string();
+        let sent = std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status();
+        assert!(sent.unwrap().success(), "{signal} to {pid}");
+    }
+
+    /// Waits until one of the operators has ended, and says how.
+    pub async fn operator_ended(&mut self, number: usize) -> std::process::ExitStatus {
+        tokio::time::timeout(LONG, self.operators[number].wait()).await.expect("it ends").unwrap()
+    }
+
     /// Ends all operators as a node drain would.
     pub async fn stop_operators(&mut self) {
         let log = self.testbed.paths().logs().join(format!("operator-{}.log", self.namespace.name));

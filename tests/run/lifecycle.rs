@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use crds::v1alpha1::Phase;
 use http::Method;
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Secret};
-use kube::ResourceExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::{Fault, FaultyS3, Rule};
 use tests::s3::escape;
 
@@ -255,7 +254,10 @@ async fn a_run_with_the_longest_name_works() {
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn people_are_told_what_happened_and_no_secret() {
-    let lab = Lab::new("told").await;
+    let mut lab = Lab::new("told").await;
+    lab.set("KEEP_RESULTS", "1000");
+    let log_before = lab.operator_log().len();
+    lab.restart_with("LOG_FORMAT", "json").await;
     lab.put_many("", 30, |_| "exit 3".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"maxAttempts": 1, "parallelism": 10}})).await;
@@ -283,5 +285,18 @@ async fn people_are_told_what_happened_and_no_secret() {
     let of_workers = String::from_utf8(workers.data.unwrap()["password"].0.clone()).unwrap();
     let secrets = [key, &lab.services.valkey_password, &of_workers];
     assert!(secrets.iter().all(|secret| !everything.contains(*secret)), "a secret is shown");
-    assert!(run.name_any() == "r");
+    // Programs read it, too.
+    let log = lab.operator_log();
+    let lines: Vec<Value> =
+        log[log_before..].lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let settled = lines.iter().filter(|line| line["message"] == "settled");
+    assert_eq!(settled.filter(|line| line["run"] == "r").count(), 30, "{}", lines.len());
+    // What is kept, and how long: results, dead letters (168h) and the Job (24h).
+    let key = |part: &str| lab.run_id("r").key(part);
+    let mut valkey = lab.raw().await;
+    let results: u64 = redis::cmd("XLEN").arg(key("results")).query_async(&mut valkey).await.unwrap();
+    let left: u64 = redis::cmd("TTL").arg(key("dlq")).query_async(&mut valkey).await.unwrap();
+    assert_eq!(results, 30);
+    assert!((160 * 3_600..=168 * 3_600).contains(&left), "{left} s");
+    assert_eq!(lab.jobs().await[0].spec.as_ref().unwrap().ttl_seconds_after_finished, Some(24 * 3_600));
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use http::Method;
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
@@ -85,6 +86,42 @@ async fn two_operators_at_once_count_every_file_once() {
     lab.witness.check_monotonic();
 }
 
+/// The one that leads stands still for longer than its lease lasts; the other goes on with the run, and the first ends when it
+/// finds out.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_leader_that_stands_still_is_followed_by_the_other_replica() {
+    let mut lab = Lab::new("leaders").await;
+    lab.set("POD_NAME", "first");
+    lab.restart_with("LEADER_ELECTION", "true").await;
+    let led_by = async |lab: &Lab, identity: &str| {
+        let leases = lab.api::<Lease>();
+        let holder = async || {
+            let found = leases.list(&Default::default()).await.doing(|| "look at the Lease".to_owned())?;
+            let held = |lease: &Lease| lease.spec.as_ref()?.holder_identity.clone();
+            Ok(found.items.iter().any(|lease| held(lease).as_deref() == Some(identity)).then_some(()))
+        };
+        lab.eventually(&format!("{identity} leads"), holder).await;
+    };
+    led_by(&lab, "first").await;
+    lab.set("POD_NAME", "second");
+    lab.start_operator();
+    lab.put_many("", 16, |_| "sleep 3".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 2}})).await;
+    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 2).await;
+    lab.signal_operator(0, "STOP");
+    led_by(&lab, "second").await;
+    let before = of(&lab.get("r").await, |counts| counts.succeeded);
+    lab.until("r", "the other goes on", |run| of(run, |counts| counts.succeeded) > before).await;
+    lab.signal_operator(0, "CONT");
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (16, 16, 0));
+    lab.witness.check_monotonic();
+    lab.check_left_nothing(&run).await;
+    assert!(!lab.operator_ended(0).await.success(), "it has lost what it led");
+}
+
 /// Traps 3 and 17: Valkey is away, comes back with what its log kept, and has forgotten its users.
 #[tokio::test]
 #[ignore = "needs the cluster"]
@@ -123,6 +160,40 @@ async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over() {
     assert_eq!(counts(&run), (12, 12, 0));
     let events = lab.kubectl(&["get", "events", "-o", "jsonpath={.items[*].reason}"]).unwrap();
     assert!(events.contains("QueueLost"), "{events}");
+    lab.check_left_nothing(&run).await;
+}
+
+/// A backup from before the end of the listing, or a replica that was behind, knows nothing of its loss: sums add up, and files
+/// are missing. They are listed again.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn valkey_that_went_back_to_before_the_listing_is_listed_into_again() {
+    let lab = Lab::new("earlier").await;
+    lab.put_many("", 6, |_| "sleep 2".to_owned()).await;
+    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    proxy.inject(Rule::every(Fault::Stuck, "list-type=2"));
+    lab.pipeline(json!({"source": {"bucket": {"endpoint": proxy.url}}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 2}})).await;
+    lab.until("r", "it is being listed", |run| phase(run) == Some(Phase::Listing)).await;
+    let mut valkey = lab.raw().await;
+    let mut backup: Vec<(String, Vec<u8>)> = Vec::new();
+    for key in lab.traces().await.into_iter().filter(|key| key.starts_with("pr:")) {
+        let content = redis::cmd("DUMP").arg(&key).query_async(&mut valkey).await.unwrap();
+        backup.push((key, content));
+    }
+    assert!(backup.iter().any(|(key, _)| key.ends_with(":meta")), "{backup:?}");
+    proxy.heal();
+    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 2).await;
+    let mut restore = redis::pipe();
+    for key in lab.traces().await.into_iter().filter(|key| key.starts_with("pr:")) {
+        restore.del(key);
+    }
+    for (key, content) in &backup {
+        restore.cmd("RESTORE").arg(key).arg(0).arg(content);
+    }
+    restore.atomic().exec_async(&mut valkey).await.unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (6, 6, 0));
     lab.check_left_nothing(&run).await;
 }
 

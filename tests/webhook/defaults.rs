@@ -72,13 +72,21 @@ async fn a_stored_run_gets_no_default_that_it_did_not_have() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_being_deleted_is_left_alone() {
+async fn what_is_being_deleted_is_left_alone_unless_its_spec_changes() {
     let webhook = Webhook::start();
-    webhook.policy(&timeouts());
-    let going = with(
-        with(run(), "/spec/execution", json!({})),
-        "/metadata/deletionTimestamp",
-        json!("2026-11-16T00:00:00Z"),
+    let images = json!({
+        "metadata": { "name": "images" },
+        "spec": { "appliesTo": ["Pipeline"], "defaults": [{ "field": "spec.pod.serviceAccountName", "value": "worker" }] }
+    });
+    webhook.policy(&images);
+    let going = with(pipeline(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z"));
+    let released = with(going.clone(), "/metadata/labels", json!({ "a": "b" }));
+    assert_eq!(mutated(&webhook, &update(&going, &released)).await.0, Vec::<Value>::new());
+    let changed = with(going.clone(), "/spec/source/bucket/prefix", json!("2025/"));
+    assert_eq!(
+        mutated(&webhook, &update(&going, &changed)).await.1["spec"]["pod"]["serviceAccountName"],
+        "worker"
     );
-    assert_eq!(mutated(&webhook, &update(&run(), &going)).await.0, Vec::<Value>::new());
+    // What is created stays, whatever it says of itself.
+    assert_ne!(mutated(&webhook, &review("CREATE", &going)).await.0, Vec::<Value>::new());
 }

@@ -89,6 +89,89 @@ async fn another_namespace_is_reached_with_a_grant_only() {
     assert_eq!(webhook.client().create(&foreign).await["allowed"], true);
 }
 
+/// A Pipeline may wait for its finalizers as long as its owner likes.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_spec_of_a_pipeline_that_is_being_deleted_is_judged_when_it_changes() {
+    let webhook = Webhook::start();
+    let client = webhook.client();
+    let going = with(pipeline(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z"));
+    let ask = async |new: &Value| client.ask("/validate/pipeline", &update(&going, new)).await;
+    let released = with(going.clone(), "/metadata/finalizers", json!([]));
+    assert_eq!(ask(&released).await["allowed"], true);
+    let endpoint = with(going.clone(), "/spec/source/bucket/endpoint", json!("http://169.254.169.254"));
+    assert!(message(&ask(&endpoint).await).contains("[endpoint"), "{}", ask(&endpoint).await);
+}
+
+/// A commit that changes the prefix of a Pipeline and adds a run below the new one is dry-run while the old one is stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_stored_objects_speak_against_is_a_warning_on_a_dry_run_and_refused_for_real() {
+    let webhook = Webhook::start();
+    webhook.pipeline(&pipeline());
+    let client = webhook.client();
+    let elsewhere = json!({ "name": "camera-keys", "namespace": "shared" });
+    for (object, words) in [
+        (with(run(), "/spec/source/prefix", json!("2025/")), "lies outside the Pipeline's prefix"),
+        (with(run(), "/spec/pipelineRef/namespace", json!("shared")), "no ReferenceGrant in namespace"),
+        (
+            with(pipeline(), "/spec/source/bucket/credentialsSecret", elsewhere),
+            "no ReferenceGrant in namespace",
+        ),
+    ] {
+        let question = review("CREATE", &object);
+        let trial = client.ask(&path("validate", &object), &dry(question.clone())).await;
+        assert_eq!(trial["allowed"], true, "{trial}");
+        assert!(warnings(&trial).contains(words), "{trial}");
+        let real = client.ask(&path("validate", &object), &question).await;
+        assert!(message(&real).contains(words), "{real}");
+        // What it gets wrong by itself is refused at once.
+        let wrong = with(object, "/spec/paralelism", json!(5));
+        let trial = client.ask(&path("validate", &wrong), &dry(review("CREATE", &wrong))).await;
+        assert!(message(&trial).contains("[unknown-field]") && !message(&trial).contains(words), "{trial}");
+        assert!(warnings(&trial).contains(words), "{trial}");
+    }
+}
+
+/// Neither the prefix of the Pipeline nor its Secret, and not even whether there is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_grant_nothing_is_told_of_what_another_namespace_has() {
+    let webhook = Webhook::start();
+    let client = webhook.client();
+    let foreign = with(run(), "/spec/pipelineRef/namespace", json!("shared"));
+    let foreign = with(foreign, "/spec/source/prefix", json!("2025/"));
+    let elsewhere = json!({ "name": "camera-keys", "namespace": "shared" });
+    let keys = with(pipeline(), "/spec/source/bucket/credentialsSecret", elsewhere);
+    webhook.policy(&json!({
+        "metadata": { "name": "curious" },
+        "spec": { "appliesTo": ["PipelineRun"], "rules": [{ "name": "r", "message": "m", "cel": "pipeline == null" }] }
+    }));
+    let ask = async |object: &Value| {
+        let question = review("CREATE", object);
+        let endpoint = path("validate", object);
+        (client.ask(&endpoint, &question).await, client.ask(&endpoint, &dry(question)).await)
+    };
+    let before = [ask(&foreign).await, ask(&keys).await];
+    webhook.pipeline(&with(pipeline(), "/metadata/namespace", json!("shared")));
+    webhook.secret("shared", "camera-keys", &["accessKeyId", "secretAccessKey"]);
+    assert_eq!([ask(&foreign).await, ask(&keys).await], before);
+    let (real, trial) = &before[0];
+    assert!(!message(real).contains("run-prefix") && warnings(real).is_empty(), "{real}");
+    assert!(trial["allowed"] == true && warnings(trial).lines().count() == 1, "{trial}");
+    webhook.grant(&grant());
+    assert!(message(&ask(&foreign).await.0).contains("[run-prefix]"));
+}
+
+/// A run uses its Pipeline as it was when it started.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_there_is_not_held_against_a_pipeline_that_has_changed() {
+    let webhook = Webhook::start();
+    webhook.pipeline(&with(pipeline(), "/spec/source/bucket/prefix", json!("2027/")));
+    let more = with(run(), "/spec/execution/parallelism", json!(30));
+    let client = webhook.client();
+    let answer = client.ask("/validate/pipelinerun", &update(&run(), &more)).await;
+    assert_eq!(answer["allowed"], true, "{answer}");
+    assert_eq!(client.create(&more).await["allowed"], false);
+}
+
 /// The keys are copied into the run's namespace, which their owners permit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_pipeline_has_its_keys_from_elsewhere_needs_a_grant_for_them() {
@@ -155,13 +238,17 @@ async fn what_was_admitted_stays_changeable_where_nothing_is_judged() {
         async |new: &Value| client.ask(&path("validate", new), &update(&run(), new)).await["allowed"].clone();
     assert_eq!(ask(&with(run(), "/metadata/finalizers", json!(["a/b"]))).await, true);
     assert_eq!(ask(&with(run(), "/spec/suspend", json!(true))).await, true);
-    let going = with(
-        with(run(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z")),
-        "/spec/execution/parallelism",
-        json!(1),
-    );
-    assert_eq!(ask(&going).await, true);
+    // kubectl notes what it has applied.
+    let note = json!({ "kubectl.kubernetes.io/last-applied-configuration": "{}" });
+    let paused = with(run(), "/spec/suspend", json!(true));
+    assert_eq!(ask(&with(paused, "/metadata/annotations", note)).await, true);
+    let going = with(run(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z"));
+    assert_eq!(ask(&with(going.clone(), "/metadata/labels", json!({ "a": "b" }))).await, true);
+    assert_eq!(ask(&with(going.clone(), "/spec/suspend", json!(true))).await, true);
+    assert_eq!(ask(&with(going.clone(), "/spec/execution/parallelism", json!(1))).await, false);
+    assert_eq!(client.create(&going).await["allowed"], false, "what is created stays");
     assert_eq!(ask(&with(run(), "/spec/execution/parallelism", json!(1))).await, false);
+    assert_eq!(ask(&with(run(), "/metadata/annotations", json!({ "a": "b" }))).await, false);
     assert_eq!(ask(&with(run(), "/metadata/labels", json!({ "a": "b" }))).await, false);
     assert_eq!(client.create(&run()).await["allowed"], false);
 }

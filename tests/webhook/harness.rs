@@ -23,6 +23,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
@@ -44,6 +45,8 @@ pub struct Known {
     pub secrets: Answers<(String, String), Vec<&'static str>>,
     /// Namespaces that no watch has brought.
     pub namespaces: Answers<String, BTreeMap<String, String>>,
+    /// Pipelines that no watch has brought.
+    pub pipelines: Answers<(String, String), Value>,
     /// Where requests are that ask for a namespace.
     pub gate: Gate,
 }
@@ -106,6 +109,11 @@ impl Live for Known {
             found.transpose().map(|found| found.map(known))
         })
     }
+
+    fn pipeline<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, KnownPipeline> {
+        let found = self.pipelines.lock().unwrap().get(&(namespace.to_owned(), name.to_owned())).cloned();
+        Box::pin(async move { found.transpose().map(|found| found.and_then(KnownPipeline::read)) })
+    }
 }
 
 /// A webhook that runs.
@@ -159,8 +167,7 @@ impl Webhook {
     pub fn pipeline(&self, object: &Value) {
         let text = |pointer: &str| object.pointer(pointer).unwrap().as_str().unwrap().to_owned();
         let key = (text("/metadata/namespace"), text("/metadata/name"));
-        let known =
-            KnownPipeline { typed: serde_json::from_value(object.clone()).unwrap(), json: object.clone() };
+        let known = KnownPipeline::read(object.clone()).unwrap();
         self.world.write().pipelines.insert(key, Arc::new(known));
     }
 
@@ -253,6 +260,15 @@ impl Client {
         let request = request(method, path, body);
         let response = sender.send_request(request).await.map_err(std::io::Error::other)?;
         read(response).await
+    }
+
+    /// Begins a request on a connection of its own: what is announced of the body may be more than what is sent.
+    pub async fn begin(&self, path: &str, body: &[u8], announced: usize) -> TlsStream<TcpStream> {
+        let mut stream = self.tls(&[&rustls::version::TLS13], b"http/1.1").await.unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {announced}\r\n\r\n");
+        stream.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+        stream.flush().await.unwrap();
+        stream
     }
 
     /// A connection that carries one request after the other, as each of the API server's does.

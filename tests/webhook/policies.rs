@@ -78,6 +78,24 @@ async fn expressions_see_the_pipeline_of_a_run_and_who_asks() {
     assert_eq!(webhook.client().create(&run()).await["allowed"], false);
 }
 
+/// A run may come right after its Pipeline, faster than any watch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pipeline_that_no_watch_has_brought_is_asked_for() {
+    let webhook = Webhook::start();
+    webhook.policy(&policy("p", "pipeline == null || size(pipeline.spec.filters) < 2"));
+    let key = ("team-a".to_owned(), "thumbnails".to_owned());
+    webhook.live.pipelines.lock().unwrap().insert(key.clone(), Ok(pipeline()));
+    let client = webhook.client();
+    assert_eq!(client.create(&run()).await["status"]["reason"], "Forbidden");
+    // The rules know it too.
+    let outside = client.create(&with(run(), "/spec/source/prefix", json!("2025/"))).await;
+    assert!(outside["status"]["message"].as_str().unwrap().contains("[run-prefix]"), "{outside}");
+    // Not knowing is not a way around a policy.
+    webhook.live.pipelines.lock().unwrap().insert(key, Err("timed out".to_owned()));
+    let answer = client.create(&run()).await;
+    assert!(answer["status"]["message"].as_str().unwrap().contains("try again"), "{answer}");
+}
+
 /// Hostile requests at once, of which each takes a second.
 const FLOOD: u32 = 20;
 

@@ -7,6 +7,7 @@ use http::StatusCode;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tests::examples::{grant, pipeline, policy, run, with};
+use tokio::io::AsyncReadExt;
 use tokio::task::JoinHandle;
 use webhook::admit::Settings;
 use webhook::server::Limits;
@@ -14,7 +15,12 @@ use webhook::server::Limits;
 use crate::harness::{Client, Http1, Webhook, over, request, review};
 
 /// No answer of these tests is late, however slow the machine is.
-const LIMITS: Limits = Limits { answer: Duration::from_secs(600), concurrent: 128, bytes: 16 << 20 };
+const LIMITS: Limits = Limits {
+    answer: Duration::from_secs(600),
+    body: Duration::from_secs(600),
+    concurrent: 128,
+    bytes: 16 << 20,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn valid_objects_of_every_kind_are_admitted_over_every_protocol() {
@@ -39,7 +45,7 @@ async fn valid_objects_of_every_kind_are_admitted_over_every_protocol() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn malformed_reviews_get_an_error_that_says_what_is_wrong() {
-    let webhook = Webhook::start();
+    let webhook = Webhook::with(Settings::default(), LIMITS);
     let client = webhook.client();
     let wrong_kind = serde_json::to_vec(&review("CREATE", &pipeline())).unwrap();
     let mut old = review("CREATE", &run());
@@ -149,6 +155,46 @@ async fn large_bodies_wait_for_room_and_small_ones_do_not() {
     all_are_answered(requests).await;
     all_are_answered(small).await;
     assert_eq!(webhook.live.gate.most(), 5);
+}
+
+/// Whoever announces a body and never sends it holds up nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn others_are_answered_while_more_bodies_are_awaited_than_there_are_slots() {
+    const STALLED: i64 = 5;
+    let webhook = Webhook::with(Settings::default(), Limits { concurrent: 2, ..LIMITS });
+    let client = webhook.client();
+    let mut stalled = Vec::new();
+    for _ in 0..STALLED {
+        stalled.push(client.begin("/validate/pipelinerun", b"{", 100).await);
+    }
+    let come = || async { webhook.metrics.in_flight.get() == STALLED };
+    tests::eventually("all have come", come).await;
+    let answer = tokio::time::timeout(Duration::from_secs(60), client.create(&run())).await;
+    assert_eq!(answer.expect("it waits for bodies of others")["allowed"], true);
+    assert_eq!(webhook.metrics.in_flight.get(), STALLED, "they are still awaited");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_does_not_come_is_not_waited_for_longer_than_its_limit() {
+    let limits = Limits { body: Duration::from_millis(50), ..LIMITS };
+    let webhook = Webhook::with(Settings::default(), limits);
+    let mut stalled = webhook.client().begin("/validate/pipelinerun", b"{", 100).await;
+    let mut answer = [0; 300];
+    let read = stalled.read(&mut answer).await.unwrap();
+    let answer = String::from_utf8_lossy(&answer[..read]);
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_caller_has_gone_is_no_longer_counted() {
+    let webhook = Webhook::with(Settings::default(), LIMITS);
+    webhook.live.gate.close();
+    let body = serde_json::to_vec(&review("CREATE", &run())).unwrap();
+    let caller = webhook.client().begin("/validate/pipelinerun", &body, body.len()).await;
+    webhook.live.gate.holds(1).await;
+    assert_eq!(webhook.metrics.in_flight.get(), 1);
+    drop(caller);
+    tests::eventually("it is forgotten", || async { webhook.metrics.in_flight.get() == 0 }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use crds::v1alpha1::Pipeline;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::api::{ApiResource, DynamicObject};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt};
 
 use crate::admit::{Live, Lookup, SecretKeys};
-use crate::world::KnownNamespace;
+use crate::world::{KnownNamespace, KnownPipeline};
 
 /// An answer that takes longer than this is not waited for: the request has a deadline of its own.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -33,6 +35,15 @@ impl Live for Cluster {
             let found = in_time(api.get_opt(name)).await?;
             Ok(found
                 .map(|found| KnownNamespace::new(name, found.labels().clone(), found.annotations().clone())))
+        })
+    }
+
+    fn pipeline<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, KnownPipeline> {
+        Box::pin(async move {
+            let resource = ApiResource::erase::<Pipeline>(&());
+            let api: Api<DynamicObject> = Api::namespaced_with(self.0.clone(), namespace, &resource);
+            let found = in_time(api.get_opt(name)).await?;
+            Ok(found.and_then(|found| KnownPipeline::read(serde_json::to_value(found).ok()?)))
         })
     }
 }

@@ -15,7 +15,12 @@ pub const ROLES: &[Role] = &[
         account: ACCOUNT,
         why: "What the webhook knows of the cluster when it judges an object.",
         rights: &[
-            Right::to(GROUP, "pipelines", &["list", "watch"], "judge runs by their Pipeline"),
+            Right::to(
+                GROUP,
+                "pipelines",
+                &["get", "list", "watch"],
+                "judge runs by their Pipeline, also by one that is so new that no watch has brought it",
+            ),
             Right::to(
                 GROUP,
                 "pipelineruns",

@@ -37,6 +37,8 @@ const DRAIN: Duration = Duration::from_secs(20);
 pub struct Limits {
     /// How long an answer may take. The API server waits 10 seconds by default; this is below.
     pub answer: Duration,
+    /// How long a body may take to arrive, from when there is room for it.
+    pub body: Duration,
     /// Requests that are worked on at once; others wait.
     pub concurrent: usize,
     /// Bytes of the bodies that are worked on at once; others wait. At least one body of the largest size is let in.
@@ -46,7 +48,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         // What is made of a body takes up to ten times its size; this fits into the memory of a small pod.
-        Self { answer: Duration::from_secs(8), concurrent: 128, bytes: 2 * BODY_MAX }
+        let (answer, body) = (Duration::from_secs(8), Duration::from_secs(2));
+        Self { answer, body, concurrent: 128, bytes: 2 * BODY_MAX }
     }
 }
 
@@ -60,13 +63,13 @@ pub struct Shared {
 }
 
 /// Memory for large bodies: they wait until there is room for them. Small ones, which almost all are, take no part in it:
-/// whoever announces large bodies and never sends them holds up nobody but large ones.
+/// whoever announces large bodies and never sends them holds up nobody but large ones, and not for long.
 struct Room(Semaphore);
 
 impl Room {
     /// Counted in KiB: a body of a few hundred bytes takes more than those.
     const UNIT: usize = 1024;
-    /// As many of these as there are requests at once fit beside the large ones.
+    /// As many of these as the API server has under way fit beside the large ones.
     const SMALL: usize = 32 * 1024;
 
     fn new(bytes: usize) -> Self {
@@ -141,36 +144,61 @@ pub fn health_router(metrics: Arc<Metrics>, health: Health) -> Router {
 }
 
 async fn answer(shared: Arc<Shared>, step: Step, kind: Kind, body: Body) -> Response {
-    let (started, said) = (Instant::now(), body.size_hint().upper());
-    shared.metrics.in_flight.inc();
+    let (started, _counted) = (Instant::now(), InFlight::new(&shared.metrics));
     let limited = timeout(shared.limits.answer, async {
-        // Waiting for a slot counts as part of the answer: the API server's patience does.
+        let _room = shared.room.take(body.size_hint().upper()).await;
+        let body = match read(body, shared.limits.body).await {
+            Ok(body) => body,
+            Err(malformed) => return (malformed, Outcome::Malformed),
+        };
+        // After the body: whoever announces one and never sends it would hold up everybody. Waiting for a slot counts as
+        // part of the answer: the API server's patience does.
         let _slot = shared.slots.acquire().await;
-        let _room = shared.room.take(said).await;
-        review(&shared, step, kind, body).await
+        review(&shared, step, kind, &body).await
     });
     let (response, outcome) = limited.await.unwrap_or_else(|_elapsed| {
         warn!(%kind, step = step.name(), "no answer in time");
         let message = format!("the webhook had no answer within {:?}; try again", shared.limits.answer);
         (failure(StatusCode::SERVICE_UNAVAILABLE, &message), Outcome::Late)
     });
-    shared.metrics.in_flight.dec();
     shared.metrics.answered(kind, step.name(), outcome, started.elapsed());
     response
 }
 
-async fn review(shared: &Shared, step: Step, kind: Kind, body: Body) -> (Response, Outcome) {
-    let malformed = |status, message: &str| (failure(status, message), Outcome::Malformed);
-    let body: Bytes = match to_bytes(body, BODY_MAX).await {
-        Ok(body) => body,
-        Err(error) => {
+/// A request that is being answered. No longer so when this is dropped, as everything is whose caller goes away.
+struct InFlight<'a>(&'a Metrics);
+
+impl<'a> InFlight<'a> {
+    fn new(metrics: &'a Metrics) -> Self {
+        metrics.in_flight.inc();
+        Self(metrics)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.dec();
+    }
+}
+
+async fn read(body: Body, limit: Duration) -> Result<Bytes, Response> {
+    match timeout(limit, to_bytes(body, BODY_MAX)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(error)) => {
             let message = format!("read the body, of at most {BODY_MAX} bytes: {error}");
-            return malformed(StatusCode::PAYLOAD_TOO_LARGE, &message);
+            Err(failure(StatusCode::PAYLOAD_TOO_LARGE, &message))
         }
-    };
-    let request = match Request::read(&body, kind) {
+        Err(_elapsed) => {
+            let message = format!("the body did not arrive within {limit:?}; send it again");
+            Err(failure(StatusCode::REQUEST_TIMEOUT, &message))
+        }
+    }
+}
+
+async fn review(shared: &Shared, step: Step, kind: Kind, body: &[u8]) -> (Response, Outcome) {
+    let request = match Request::read(body, kind) {
         Ok(request) => request,
-        Err(error) => return malformed(StatusCode::BAD_REQUEST, &error.to_string()),
+        Err(error) => return (failure(StatusCode::BAD_REQUEST, &error.to_string()), Outcome::Malformed),
     };
     let (uid, title, operation, dry_run) =
         (request.uid.clone(), request.title(), request.operation, request.dry_run);

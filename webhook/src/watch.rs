@@ -15,7 +15,6 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
@@ -217,13 +216,8 @@ fn typed<T: DeserializeOwned>(object: DynamicObject) -> Option<T> {
 
 fn known_pipeline(object: DynamicObject) -> Option<(Key, Arc<KnownPipeline>)> {
     let key = key(&object);
-    let mut json: Value = serde_json::to_value(object).ok()?;
-    let typed = serde_json::from_value(json.clone()).ok()?;
-    // Half of a stored object is the record of who wrote which field.
-    if let Some(metadata) = json.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.remove("managedFields");
-    }
-    Some((key, Arc::new(KnownPipeline { typed, json })))
+    let known = KnownPipeline::read(serde_json::to_value(object).ok()?)?;
+    Some((key, Arc::new(known)))
 }
 
 fn known_namespace(object: &PartialObjectMeta<Namespace>) -> (String, Arc<KnownNamespace>) {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use crds::policy::{Policy, PolicySet, Usage};
 use crds::run_id::RunId;
 use crds::v1alpha1::{Phase, Pipeline, PipelineReference, PipelineRun, ReferenceGrant};
+use serde::Deserialize;
 use serde_json::Value;
 
 /// How long a runId stays with the run that was just admitted, until the watch shows it: much longer than a watch lags,
@@ -222,6 +223,12 @@ impl Index {
         self.run_ids.clear();
     }
 
+    /// The grants of a namespace.
+    pub fn grants_in(&self, namespace: &str) -> Vec<ReferenceGrant> {
+        let here = self.grants.range((namespace.to_owned(), String::new())..);
+        here.take_while(|((of, _), _)| of == namespace).map(|(_, grant)| grant.clone()).collect()
+    }
+
     /// Runs that are not finished and refer to this Pipeline.
     pub fn active_runs<'a>(&'a self, pipeline: &'a Key) -> impl Iterator<Item = &'a Key> {
         let refers = move |(key, run): &(&'a Key, &KnownRun)| {
@@ -229,6 +236,18 @@ impl Index {
             !run.finished && run.pipeline.name == pipeline.1 && *namespace == pipeline.0
         };
         self.runs.iter().filter(refers).map(|(key, _)| key)
+    }
+}
+
+impl KnownPipeline {
+    /// Reads one as it is stored; `None` if it does not fit its type.
+    pub fn read(mut json: Value) -> Option<Self> {
+        let typed = Pipeline::deserialize(&json).ok()?;
+        // Half of a stored object is the record of who wrote which field.
+        if let Some(metadata) = json.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+        Some(Self { typed, json })
     }
 }
 

@@ -23,7 +23,7 @@ mod time;
 mod violation;
 
 pub use endpoint::{EndpointPolicy, METADATA};
-pub use pipeline_run::FailureLimit;
+pub use pipeline_run::{FailureLimit, may_use};
 pub use rule::Rule;
 pub(crate) use schema::field_names;
 pub use schema::{Kind, default};

@@ -14,7 +14,8 @@ use super::violation::{Findings, Violation, quote};
 use super::{Context, Validate, bucket, env, names, time};
 use crate::run_id::{RunId, RunIdError};
 use crate::v1alpha1::{
-    Execution, GrantFromKind, GrantToKind, Pipeline, PipelineRun, PipelineRunSpec, QueueKeys, RunSource,
+    Execution, GrantFromKind, GrantToKind, Pipeline, PipelineReference, PipelineRun, PipelineRunSpec,
+    QueueKeys, ReferenceGrant, RunSource,
 };
 
 /// A lost node needs this long to be told from a slow one; shorter would hand out files that are being processed.
@@ -59,15 +60,7 @@ impl Validate for PipelineRun {
             &self.spec;
 
         let at_ref = field.field("pipelineRef");
-        names::check_object(&at_ref.field("name"), &pipeline_ref.name, &mut out);
-        let reference = Reference {
-            from: GrantFromKind::PipelineRun,
-            from_namespace: namespace,
-            to: GrantToKind::Pipeline,
-            to_namespace: pipeline_ref.namespace.as_deref(),
-            to_name: &pipeline_ref.name,
-        };
-        reference::check(&at_ref.field("namespace"), &reference, context, &mut out);
+        check_pipeline(&at_ref, pipeline_ref, namespace, context, &mut out);
         if let Some(pipeline) = context.pipeline {
             check_credentials(&at_ref, pipeline, namespace, context, &mut out);
         }
@@ -84,6 +77,32 @@ impl Validate for PipelineRun {
         }
         out.into_vec()
     }
+}
+
+/// Whether a run of `namespace` may use the Pipeline that it names. Without a grant nobody learns anything of a Pipeline of
+/// another namespace, and what is no name is nobody's.
+pub fn may_use(namespace: &str, pipeline: &PipelineReference, grants: &[ReferenceGrant]) -> bool {
+    let (mut out, context) = (Findings::default(), Context { grants: Some(grants), ..Context::default() });
+    check_pipeline(&Path::root(), pipeline, namespace, &context, &mut out);
+    out.into_vec().is_empty()
+}
+
+fn check_pipeline(
+    field: &Path,
+    pipeline: &PipelineReference,
+    namespace: &str,
+    context: &Context<'_>,
+    out: &mut Findings,
+) {
+    names::check_object(&field.field("name"), &pipeline.name, out);
+    let reference = Reference {
+        from: GrantFromKind::PipelineRun,
+        from_namespace: namespace,
+        to: GrantToKind::Pipeline,
+        to_namespace: pipeline.namespace.as_deref(),
+        to_name: &pipeline.name,
+    };
+    reference::check(&field.field("namespace"), &reference, context, out);
 }
 
 fn check_source(field: &Path, source: &RunSource, pipeline: Option<&Pipeline>, out: &mut Findings) {
@@ -248,5 +267,31 @@ impl Unchanged<'_> {
             message,
             "put it back as it was, and create a new PipelineRun with the new value",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_may_use_pipelines_of_its_own_namespace_and_those_that_are_granted() {
+        let reference = |namespace: Option<&str>, name: &str| PipelineReference {
+            name: name.to_owned(),
+            namespace: namespace.map(str::to_owned),
+        };
+        let grant: ReferenceGrant = serde_json::from_value(serde_json::json!({
+            "metadata": { "name": "g", "namespace": "shared" },
+            "spec": { "from": [{ "kind": "PipelineRun", "namespace": "team-a" }], "to": [{ "kind": "Pipeline", "name": "p" }] }
+        }))
+        .unwrap();
+        let may =
+            |reference: PipelineReference, grants: &[ReferenceGrant]| may_use("team-a", &reference, grants);
+        assert!(may(reference(None, "p"), &[]) && may(reference(Some("team-a"), "p"), &[]));
+        assert!(!may(reference(Some("shared"), "p"), &[]));
+        assert!(may(reference(Some("shared"), "p"), std::slice::from_ref(&grant)));
+        assert!(!may(reference(Some("shared"), "q"), &[grant]));
+        // Who asks puts the name into a URL.
+        assert!(!may(reference(None, "../../team-b/pipelines/p"), &[]) && !may(reference(None, ".."), &[]));
     }
 }

@@ -57,7 +57,13 @@ pub async fn finalize(ctx: &Context, view: &View, memory: &mut Memory) -> Result
         return Ok(Next::Done);
     }
     let since = *memory.deleting.get_or_insert_with(Instant::now);
-    remove_workers(ctx, run).await?;
+    // Garbage collection does it too: whoever refuses it to us for so long does not hold up the run for ever.
+    if let Err(error) = remove_workers(ctx, run).await {
+        if since.elapsed() < PATIENCE {
+            return Err(error);
+        }
+        tracing::warn!(run = %run.name_any(), error = chain(&error), "the workers of a deleted run are left to garbage collection");
+    }
     // Garbage collection removes them too, but later, and a run that is created again at once needs their names. So a
     // refusal is no reason to hold up this one.
     if let Err(error) = remove_named(ctx, run).await {

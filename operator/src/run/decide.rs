@@ -112,7 +112,7 @@ mod tests {
     use serde_json::json;
 
     fn limits(execution: serde_json::Value) -> Limits {
-        Limits::parse(&serde_json::from_value(execution).unwrap()).unwrap()
+        Limits::parse(&serde_json::from_value(execution).unwrap(), 0).unwrap()
     }
 
     fn stats(queued: u64, running: u64, succeeded: u64, failed: u64) -> Stats {

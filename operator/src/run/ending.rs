@@ -32,11 +32,12 @@ pub async fn close(
     memory: &Memory,
     report: &Report,
 ) -> Result<(), Stop> {
+    let start_time = known_start(run, memory).or_else(|| report.start_time.clone());
     let outcome = Outcome {
         succeeded: end == End::Completed,
         reason: end.as_ref().to_owned(),
-        start_time: known_start(run, memory).or_else(|| report.start_time.clone()),
-        completion_time: Time(Timestamp::now()),
+        completion_time: ended(start_time.as_ref(), Timestamp::now()),
+        start_time,
         job_name: report.job_name.clone(),
         recent_failures: report.recent_failures.clone(),
     };
@@ -54,6 +55,12 @@ pub async fn close(
 fn known_start(run: &PipelineRun, memory: &Memory) -> Option<Time> {
     let written = memory.published.as_ref().map(|(status, _)| status);
     written.or(run.status.as_ref()).and_then(|status| status.start_time.clone())
+}
+
+/// When it ends. Trap 30: its start may be from a clock that is ahead of ours, and the API server takes no Job that ends before
+/// it started.
+fn ended(start: Option<&Time>, now: Timestamp) -> Time {
+    Time(start.map_or(now, |start| start.0.max(now)))
 }
 
 /// Does all that is to be done once the queue is closed, and reports the end when no pod is left.
@@ -126,4 +133,19 @@ fn read_outcome(run: &PipelineRun, finished: &Finished) -> Outcome {
             recent_failures: Vec::new(),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Trap 30.
+    #[test]
+    fn a_run_never_ends_before_it_started_whoever_wrote_that_down() {
+        let now = Timestamp::now();
+        let (before, after) = (now - Duration::from_secs(9), now + Duration::from_secs(9));
+        assert_eq!(ended(None, now), Time(now));
+        assert_eq!(ended(Some(&Time(before)), now), Time(now));
+        assert_eq!(ended(Some(&Time(after)), now), Time(after));
+    }
 }

@@ -27,7 +27,7 @@ pub struct Limits {
 
 impl Limits {
     /// Parses. `None` if a field cannot be read, which validation has refused before.
-    pub fn parse(execution: &Execution) -> Option<Self> {
+    pub fn parse(execution: &Execution, keep_results: u32) -> Option<Self> {
         let Execution {
             parallelism,
             max_attempts,
@@ -48,7 +48,7 @@ impl Limits {
                 max_attempts: u32::try_from(*max_attempts).ok()?,
                 backoff_initial: parse_duration(initial)?,
                 backoff_max: parse_duration(max)?,
-                keep_results: 0,
+                keep_results,
             },
             pending_timeout: parse_duration(pending_timeout)?,
             file_timeout: optional(file_timeout)?,
@@ -83,7 +83,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn limits(execution: Value) -> Limits {
-        Limits::parse(&serde_json::from_value(execution).unwrap()).unwrap()
+        Limits::parse(&serde_json::from_value(execution).unwrap(), 0).unwrap()
     }
 
     #[test]

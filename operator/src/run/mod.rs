@@ -160,7 +160,7 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
                 Error::Queue(queue::Error::Closed { .. }) => memory.forget_queue(),
                 _ => {}
             }
-            report.obstacle = obstacle_of(&error);
+            report.obstacle = obstacle_of(&error).or_else(|| memory.creation_problem.clone());
             Err(error)
         }
     };
@@ -180,7 +180,7 @@ fn obstacle_of(error: &Error) -> Option<Obstacle> {
         Error::Queue(_) => Some(Reason::QueueUnavailable.because(chain(error))),
         Error::NotOurs { .. } => Some(Reason::NameTaken.because(chain(error))),
         Error::Kubernetes { source, .. } => match source.as_ref() {
-            kube::Error::Api(status) if status.code == 403 => {
+            kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
                 Some(Reason::OperatorRefused.because(chain(error)))
             }
             _ => None,
@@ -316,6 +316,11 @@ async fn process(
     let promoted = queue.promote().await?;
     let stats = queue.stats().await?;
     report.counts = Some(status::counts(&stats));
+    if stats.listing != Listing::Complete && stats.state == queue::State::Open {
+        // Valkey went back to an earlier state, from a backup or to a replica that was behind: files are missing again.
+        memory.listed = false;
+        return Ok(Next::Within(Duration::ZERO));
+    }
     let known = run.status.as_ref().map(|status| status.recent_failures.as_slice()).unwrap_or_default();
     report.recent_failures = memory.recent_failures(known);
 
@@ -323,14 +328,13 @@ async fn process(
     let alive =
         view.pods.iter().filter(|pod| pod.is_alive() && !memory.settled.contains(&pod.name)).count() as u64;
     let alive = alive + memory.in_flight(&view.pods, now);
-    let backing_off = memory.creation_backoff.left(now);
     let seen = Seen {
         stats: &stats,
         limits,
         alive,
         suspended: suspended || memory.withheld.is_some(),
         age: age(run),
-        backing_off: backing_off.is_some(),
+        backing_off: memory.creation_backoff.left(now).is_some(),
     };
     let plan = decide::decide(&seen);
     workers::remove_pods(ctx, run, &settled.lost, true, memory).await?;
@@ -369,6 +373,8 @@ async fn process(
     let start_problem = || workers::start_problem(&view.pods, ctx.settings.start_timeout, now);
     report.obstacle =
         memory.withheld.clone().or_else(start_problem).or_else(|| memory.creation_problem.clone());
+    // Only now: it may have begun in this pass.
+    let backing_off = memory.creation_backoff.left(Instant::now());
     let waits =
         [wake, promoted.next, backing_off, file_timeout(limits, view, now), stuck_timeout(ctx, view, now)];
     let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC).max(GATHER);

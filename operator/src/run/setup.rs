@@ -40,7 +40,7 @@ pub fn run_id(run: &PipelineRun) -> Result<RunId, Stop> {
 /// What the run allows, if its spec is valid.
 pub fn limits(ctx: &Context, run: &PipelineRun) -> Result<Limits, Stop> {
     refuse(Reason::InvalidSpec, run.validate(&Rules { endpoints: ctx.endpoints(), ..Rules::default() }))?;
-    Limits::parse(&run.spec.execution)
+    Limits::parse(&run.spec.execution, ctx.settings.keep_results)
         .ok_or_else(|| Reason::InvalidSpec.because("spec.execution cannot be read").into())
 }
 
@@ -88,7 +88,9 @@ fn pipeline(ctx: &Context, run: &PipelineRun) -> Result<Arc<Pipeline>, Stop> {
         |pipeline| Rules { endpoints: ctx.endpoints(), grants: Some(&grants), pipeline, old_run: None };
     // The grant first: whether a Pipeline of another namespace exists is nobody's business without one.
     refuse(Reason::InvalidSpec, run.validate(&rules(None)))?;
+    // One on its way out is gone for whoever comes now.
     let found = ctx.world.pipeline(namespace, &reference.name);
+    let found = found.filter(|found| found.metadata.deletion_timestamp.is_none());
     let pipeline = found.ok_or_else(|| {
         let message = format!(
             "there is no Pipeline {:?} in namespace {namespace:?}; the run starts when it is created",

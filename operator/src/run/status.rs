@@ -65,6 +65,8 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         Some(Outcome { succeeded: false, .. }) => Phase::Failed,
         None => report.phase.or(old.phase).unwrap_or_default(),
     };
+    // While Valkey does not say how many, those that it said last stay.
+    let listed = report.listed.or(old.listed_files.filter(|_| phase == Phase::Listing));
     let start_time = outcome
         .and_then(|outcome| outcome.start_time.clone())
         .or(old.start_time)
@@ -77,7 +79,7 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         run_id: report.run_id.clone().or(old.run_id),
         phase: Some(phase),
         counts,
-        listed_files: report.listed,
+        listed_files: listed,
         progress: counts.filter(|_| phase != Phase::Listing).map(progress),
         job_name: report
             .job_name
@@ -88,7 +90,7 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         completion_time,
         duration,
         recent_failures: if failures.is_empty() { old.recent_failures } else { failures.clone() },
-        conditions: conditions(run, report, phase, counts.unwrap_or_default(), now),
+        conditions: conditions(run, report, phase, listed, counts.unwrap_or_default(), now),
     }
 }
 
@@ -168,10 +170,11 @@ fn conditions(
     run: &PipelineRun,
     report: &Report,
     phase: Phase,
+    listed: Option<i64>,
     counts: Counts,
     now: &Time,
 ) -> Vec<Condition> {
-    let doing = doing(phase, report, counts);
+    let doing = doing(phase, listed, counts);
     let ended = report.outcome.as_ref();
     let told = ended.map(|outcome| end_in_words(outcome, counts));
     let told = told.as_deref().unwrap_or_default();
@@ -226,11 +229,11 @@ fn conditions(
 }
 
 /// What a run that goes on does, in words that do not change with every file.
-fn doing(phase: Phase, report: &Report, counts: Counts) -> String {
+fn doing(phase: Phase, listed: Option<i64>, counts: Counts) -> String {
     match phase {
         Phase::Pending => "the run is being prepared".to_owned(),
         Phase::Listing => {
-            format!("the bucket is being listed, {} files so far", report.listed.unwrap_or_default())
+            format!("the bucket is being listed, {} files so far", listed.unwrap_or_default())
         }
         Phase::Running => format!("{} files are being processed", counts.total_files),
         Phase::Suspended => "no new file is started while the run or its Job is suspended".to_owned(),
@@ -293,6 +296,18 @@ mod tests {
         assert_eq!(status.progress.as_deref(), Some("4/9"));
         assert_eq!(state(&status, "Degraded"), "True");
         assert_eq!(state(&status, "Succeeded"), "Unknown", "no answer is no success");
+    }
+
+    #[test]
+    fn how_far_a_listing_is_stays_while_nobody_can_say_and_goes_with_the_listing() {
+        let mut run = run();
+        let listing = Report { phase: Some(Phase::Listing), listed: Some(7), ..Report::default() };
+        run.status = Some(build(&run, &listing, &at(0)));
+        let down = build(&run, &Report::default(), &at(1));
+        assert_eq!(down.listed_files, Some(7));
+        assert!(down.conditions.iter().any(|condition| condition.message.contains("7 files so far")));
+        let running = Report { phase: Some(Phase::Running), ..Report::default() };
+        assert_eq!(build(&run, &running, &at(2)).listed_files, None);
     }
 
     #[test]

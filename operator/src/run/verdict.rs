@@ -9,6 +9,8 @@ use crate::pods::{Failed, Stage, Stuck, WorkerPod};
 pub fn of(pod: &WorkerPod, non_retryable: &[i32]) -> Option<Verdict> {
     match &pod.stage {
         Stage::Succeeded => Some(Verdict::Succeeded),
+        // What a filter says when it is told to stop is no word about its input.
+        Stage::Failed(failed) if pod.deleting.is_some() => Some(of_failure(failed, &[])),
         Stage::Failed(failed) => Some(of_failure(failed, non_retryable)),
         Stage::Unschedulable(_) | Stage::Starting | Stage::Claiming | Stage::Stuck(_) | Stage::Working => {
             None
@@ -101,6 +103,14 @@ mod tests {
         assert!(matches!(by(CLAIMER), Some(Verdict::Failed(_))));
         assert!(matches!(by(PUBLISHER), Some(Verdict::Failed(_))));
         assert!(matches!(of(&failed(Some("resize"), Some(3), "Error", ""), &[15]), Some(Verdict::Failed(_))));
+    }
+
+    /// A node that is drained ends its pods.
+    #[test]
+    fn a_filter_that_is_told_to_stop_says_nothing_about_its_input() {
+        let mut pod = failed(Some("resize"), Some(15), "Error", "");
+        pod.deleting = Some(crate::pods::Deleting { since: pod.since, grace: std::time::Duration::ZERO });
+        assert!(matches!(of(&pod, &[15]), Some(Verdict::Failed(_))));
     }
 
     #[test]

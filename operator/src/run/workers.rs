@@ -66,6 +66,9 @@ pub async fn ensure_job(
         Err(kube::Error::Api(status)) if status.code == 409 => {
             api.get(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?
         }
+        Err(kube::Error::Api(status)) if is_refusal(&status) => {
+            return Err(refused(Reason::JobRefused, "the Job", &status.message).into());
+        }
         Err(error) => return Err(Error::kubernetes(format!("create Job {name}"))(error).into()),
     };
     if !owner::owns(run, &found) {
@@ -108,47 +111,55 @@ pub async fn create_pods(
     memory: &mut Memory,
 ) -> Result<(), Error> {
     let api: Api<Pod> = ctx.api(run);
-    let mut wanted = Vec::new();
-    for _ in 0..count.min(BATCH as u64) {
-        let name = names::pod(&run.name_any()).map_err(Error::Random)?;
-        memory.created(&name, Instant::now());
-        wanted.push(job::pod(owner, &ctx.settings.worker, name));
-    }
-    let create = |pod: Pod| {
-        let api = &api;
-        async move { (pod.name_any(), api.create(&PostParams::default(), &pod).await) }
-    };
     // Pods that die without a file were created too: a creation that works says nothing about them.
     let dying =
         memory.creation_problem.as_ref().is_some_and(|problem| problem.reason == Reason::WorkersFailing);
-    let mut created = stream::iter(wanted).map(create).buffer_unordered(BATCH);
     let (mut refusal, mut failure, mut good) = (None, None, 0);
-    while let Some((name, result)) = created.next().await {
-        match result {
-            Ok(_) => {
-                ctx.metrics.pod_created();
-                good += 1;
-            }
-            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
-                memory.not_created(&name);
-                // A name that is taken is not a refusal: another one is made up in the next pass.
-                if status.code != 409 {
-                    refusal = Some(refused(&status.message));
+    let mut left = usize::try_from(count).unwrap_or(BATCH).min(BATCH);
+    // After a refusal one, and twice as many whenever all were taken: what is refused again costs little, however many files
+    // wait for the room that a quota leaves.
+    let mut at_once = if memory.creation_problem.is_some() { 1 } else { left };
+    while left > 0 && refusal.is_none() && failure.is_none() {
+        let mut wanted = Vec::new();
+        for _ in 0..at_once.min(left) {
+            let name = names::pod(&run.name_any()).map_err(Error::Random)?;
+            memory.created(&name, Instant::now());
+            wanted.push(job::pod(owner, &ctx.settings.worker, name));
+        }
+        left -= wanted.len();
+        at_once *= 2;
+        let create = |pod: Pod| {
+            let api = &api;
+            async move { (pod.name_any(), api.create(&PostParams::default(), &pod).await) }
+        };
+        let mut created = stream::iter(wanted).map(create).buffer_unordered(BATCH);
+        while let Some((name, result)) = created.next().await {
+            match result {
+                Ok(_) => {
+                    ctx.metrics.pod_created();
+                    good += 1;
                 }
-            }
-            Err(error) => {
-                if let kube::Error::Api(status) = &error {
-                    memory.creation_problem = Some(refused(&status.message));
-                    // Too busy to take it. Of another error nobody knows whether the pod was created before it.
-                    if status.code == 429 {
-                        memory.not_created(&name);
+                // It is there: the watch will show whose it is.
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(kube::Error::Api(status)) if is_refusal(&status) => {
+                    memory.not_created(&name);
+                    refusal = Some(refused(Reason::PodsRefused, "worker pods", &status.message));
+                }
+                Err(error) => {
+                    if let kube::Error::Api(status) = &error {
+                        memory.creation_problem =
+                            Some(refused(Reason::PodsRefused, "worker pods", &status.message));
+                        // Its namespace is going, or the server is too busy to take it. Of another error nobody knows whether
+                        // the pod was created before it.
+                        if (400..500).contains(&status.code) {
+                            memory.not_created(&name);
+                        }
                     }
+                    failure = Some(error);
                 }
-                failure = Some(error);
             }
         }
     }
-    drop(created);
     // What is partly refused works: a quota lets as many pods live as it does.
     if good > 0 && !dying {
         memory.creation_backoff.reset();
@@ -165,9 +176,14 @@ pub async fn create_pods(
     }
 }
 
-fn refused(message: &str) -> Obstacle {
-    let reason = if message.contains("exceeded quota") { Reason::QuotaExceeded } else { Reason::PodsRefused };
-    reason.because(format!("the API server refuses worker pods: {message}"))
+/// Whether the API server will say the same as long as nothing changes, and not only at this moment.
+fn is_refusal(status: &kube::core::Status) -> bool {
+    (400..500).contains(&status.code) && !matches!(status.code, 404 | 409 | 429)
+}
+
+fn refused(reason: Reason, what: &str, message: &str) -> Obstacle {
+    let reason = if message.contains("exceeded quota") { Reason::QuotaExceeded } else { reason };
+    reason.because(format!("the API server refuses {what}: {message}"))
 }
 
 /// Removes pods; those that are gone already are none the worse.
@@ -365,7 +381,15 @@ pub async fn finish_job(
         status["completionTime"] = json!(completion_time);
     }
     memory.job_status = None;
-    patch_job_status(ctx, run, &shown, status, memory).await
+    match patch_job_status(ctx, run, &shown, status, memory).await {
+        // The Job's last word is for people; the run's end depends on no opinion about it.
+        Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if is_refusal(status)) =>
+        {
+            tracing::warn!(run = %run.name_any(), doing, error = chain(&source), "the end of the Job was refused");
+            Ok(())
+        }
+        written => written,
+    }
 }
 
 async fn patch_job_status(

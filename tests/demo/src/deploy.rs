@@ -117,19 +117,6 @@ pub fn wait_for_admission(kubectl: &Kubectl, manifest: &str) -> Result<()> {
     }
 }
 
-/// Waits until this is refused with these words: a webhook hears of a Pipeline a moment after it was applied.
-pub fn wait_for_refusal(kubectl: &Kubectl, manifest: &str, words: &str) -> Result<()> {
-    let deadline = Instant::now() + ADMISSION_TIMEOUT;
-    loop {
-        match kubectl.ask(&["apply", "--dry-run=server", "-f", manifest]) {
-            Err(error) if error.to_string().contains(words) => return Ok(()),
-            Err(error) if Instant::now() > deadline => return Err(error),
-            Ok(_) if Instant::now() > deadline => return Err(format!("{manifest} is not refused").into()),
-            _ => thread::sleep(Duration::from_millis(200)),
-        }
-    }
-}
-
 /// What the API server says when it cannot ask.
 fn is_webhook_away(error: &str) -> bool {
     error.contains("failed calling webhook")

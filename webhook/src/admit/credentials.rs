@@ -2,6 +2,7 @@
 //! webhook that watched them would hold every password of the cluster.
 
 use crds::v1alpha1::{Bucket, Pipeline};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::live::Live;
@@ -13,7 +14,7 @@ const KEYS: [&str; 2] = ["accessKeyId", "secretAccessKey"];
 /// Checks every Secret that a Pipeline names. On a dry run what is missing is a warning: an engine dry-runs a whole
 /// commit before it applies any of it, and the Secret may be in it. On the real apply Secrets come first.
 pub(super) async fn check(live: &dyn Live, request: &Request, answer: &mut Answer) {
-    let Ok(pipeline) = serde_json::from_value::<Pipeline>(request.object.clone()) else { return };
+    let Ok(pipeline) = Pipeline::deserialize(&request.object) else { return };
     let source = ("spec.source.bucket", &pipeline.spec.source.bucket);
     let sink = pipeline.spec.sink.as_ref().map(|sink| ("spec.sink.bucket", &sink.bucket));
     for (at, bucket) in [Some(source), sink].into_iter().flatten() {

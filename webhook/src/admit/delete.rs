@@ -3,6 +3,7 @@
 
 use crds::rules::Kind;
 use crds::v1alpha1::{GrantFromKind, GrantToKind, ReferenceGrant};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::review::{Operation, Request};
@@ -33,7 +34,7 @@ pub(super) fn warnings(index: &Index, request: &Request) -> Vec<String> {
 
 /// Warnings about references that a grant permits now and will not permit any more.
 pub(super) fn withdrawn(index: &Index, request: &Request) -> Vec<String> {
-    let read = |object: &Value| serde_json::from_value::<ReferenceGrant>(object.clone()).ok();
+    let read = |object: &Value| ReferenceGrant::deserialize(object).ok();
     let Some(old) = read(&request.old_object) else { return Vec::new() };
     let new = (request.operation == Operation::Update).then(|| read(&request.object)).flatten();
     let others = index

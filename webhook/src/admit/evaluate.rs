@@ -59,8 +59,8 @@ impl Slots {
 
     fn share(&self, owner: Owner<'_>) -> Arc<Semaphore> {
         let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
-        shares.retain(|_, share| share.strong_count() > 0);
         shares.get(owner).and_then(Weak::upgrade).unwrap_or_else(|| {
+            shares.retain(|_, share| share.strong_count() > 0);
             let share = Arc::new(Semaphore::new(self.each));
             shares.insert(owner.to_owned(), Arc::downgrade(&share));
             share

@@ -1,11 +1,11 @@
 //! What is asked of the API server while a request waits, because no watch may know it: Secrets, which are never kept, and
-//! namespaces that are so new that the watch has not brought them.
+//! namespaces and Pipelines that are so new that the watch has not brought them.
 
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 
-use crate::world::KnownNamespace;
+use crate::world::{KnownNamespace, KnownPipeline};
 
 /// An answer that is not there yet; the error is weather.
 pub type Lookup<'a, T> = Pin<Box<dyn Future<Output = Result<Option<T>, String>> + Send + 'a>>;
@@ -20,4 +20,7 @@ pub trait Live: Send + Sync {
 
     /// A namespace; `None` if there is no such namespace.
     fn namespace<'a>(&'a self, name: &'a str) -> Lookup<'a, KnownNamespace>;
+
+    /// A Pipeline; `None` if there is no such Pipeline.
+    fn pipeline<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, KnownPipeline>;
 }

@@ -1,5 +1,5 @@
-//! Decides about a request: what to fill in, whether to admit, what to warn of. Reads the world, and for credentials
-//! asks for one Secret; writes nothing.
+//! Decides about a request: what to fill in, whether to admit, what to warn of. Reads the world, and asks for single
+//! objects that no watch has; writes nothing.
 
 mod credentials;
 mod delete;
@@ -40,9 +40,9 @@ impl Default for Settings {
             allowed_networks: Vec::new(),
             allowed_hosts: Vec::new(),
             policy_timeout: Duration::from_secs(1),
-            // Evaluation is computation: more at once than processors only makes each slower. Two at least, so that no
-            // namespace has all of them.
-            evaluations: std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2)),
+            // Evaluation is computation: more at once than processors only makes each slower. One more than those, because
+            // a namespace has all but one: it can use every processor, and others find a slot all the same.
+            evaluations: std::thread::available_parallelism().map_or(2, |cores| cores.get() + 1),
         }
     }
 }

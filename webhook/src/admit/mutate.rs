@@ -13,8 +13,12 @@ use crate::world::KnownNamespace;
 pub(super) fn mutate(policies: &PolicySet, namespace: &KnownNamespace, request: &Request) -> Answer {
     let Request { kind, operation, object, old_object, .. } = request;
     let changes = matches!(operation, Operation::Create | Operation::Update);
-    // What is on its way out is left alone: a finalizer must be removable whatever else is wrong.
-    if !changes || !object.is_object() || is_being_deleted(object) {
+    // What is on its way out is left alone: a finalizer must be removable whatever else is wrong. Unless what it does
+    // changes.
+    let released = *operation == Operation::Update
+        && is_being_deleted(object)
+        && object.get("spec") == old_object.get("spec");
+    if !changes || !object.is_object() || released {
         return Answer::allow();
     }
     let object = written(object);

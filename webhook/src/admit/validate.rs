@@ -1,11 +1,12 @@
 //! Whether an object is admitted: the shared rules, what needs other objects, and the policies.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crds::policy::{Finding, Policy};
 use crds::rules::{self, Context, EndpointPolicy, Kind, Violation};
-use crds::v1alpha1::{PipelineRun, PolicyAction, PolicyTarget, ReferenceGrant};
+use crds::v1alpha1::{PipelineReference, PipelineRun, PolicyAction, PolicyTarget, ReferenceGrant};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::evaluate::Question;
@@ -14,23 +15,52 @@ use super::{Admission, credentials, delete};
 use crate::review::{Answer, Operation, Request};
 use crate::world::{Key, KnownPipeline, run_id};
 
+/// What kubectl notes of what it has applied. It changes with everything else, and is nobody's to judge.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The Pipeline that a run refers to.
+#[derive(Debug)]
+enum Referred {
+    There(Arc<KnownPipeline>),
+    Missing,
+    /// The run may not know: a Pipeline of another namespace, without a grant. What is no run refers to none.
+    Hidden,
+}
+
+/// What is wrong with an object.
+#[derive(Default)]
+struct Broken {
+    /// It is refused for these.
+    refused: Vec<Violation>,
+    /// On a dry run: what only other objects, as they are stored now, speak against.
+    for_now: Vec<Violation>,
+}
+
 impl Admission {
-    pub(super) async fn judge(&self, request: Request) -> Answer {
+    pub(super) async fn judge(&self, mut request: Request) -> Answer {
         let change = Change::of(&request);
         if change == Change::Nothing {
             return Answer::allow();
         }
+        set_namespace(&mut request);
         let mut answer = Answer::allow();
-        let pipeline = self.pipeline_of(&request);
+        let referred = match self.pipeline_of(&request).await {
+            Ok(referred) => referred,
+            Err(problem) => return Answer::deny(problem),
+        };
         if change == Change::Spec {
-            answer.reasons.extend(self.rules(&request, pipeline.as_deref()).await);
+            self.rules(&request, &referred, &mut answer).await;
             // Other objects are looked at for an object that makes sense by itself.
             if answer.allowed() {
-                self.surroundings(&request, pipeline.as_deref(), &mut answer).await;
+                self.surroundings(&request, &referred, &mut answer).await;
             }
         }
         if answer.allowed() {
             let asker = (request.namespace.clone(), request.name.clone());
+            let pipeline = match referred {
+                Referred::There(pipeline) => Some(pipeline),
+                Referred::Missing | Referred::Hidden => None,
+            };
             self.policies(request, pipeline, &mut answer).await;
             if !answer.allowed() {
                 self.world.give_back(&asker);
@@ -40,34 +70,41 @@ impl Admission {
     }
 
     /// The shared rules, as the operator and `openfilter validate` apply them.
-    async fn rules(&self, request: &Request, pipeline: Option<&KnownPipeline>) -> Vec<String> {
-        let violations = match request.kind {
+    async fn rules(&self, request: &Request, referred: &Referred, answer: &mut Answer) {
+        let broken = match request.kind {
             // Compiling takes milliseconds, for hostile expressions more: not on a thread that answers others.
             Kind::PipelinePolicy => {
                 let object = request.object.clone();
-                self.evaluator.compile(move || rules::check(&object, &Context::default())).await
+                let compiled =
+                    self.evaluator.compile(move || rules::check(&object, &Context::default())).await;
+                compiled.map(|broken| broken.map(|refused| Broken { refused, ..Broken::default() }))
             }
-            Kind::Pipeline | Kind::PipelineRun | Kind::ReferenceGrant => Ok(self.check(request, pipeline)),
+            Kind::Pipeline | Kind::PipelineRun | Kind::ReferenceGrant => Ok(self.check(request, referred)),
         };
-        match violations {
-            Ok(Some(violations)) => violations
-                .into_iter()
-                .map(|violation| {
+        match broken {
+            Ok(Some(Broken { refused, for_now })) => {
+                for violation in refused {
                     self.metrics.rule_broken(&violation.rule.to_string());
-                    violation.to_string()
-                })
-                .collect(),
-            Ok(None) => {
-                vec![format!("the object is not a {} of filter.plainsight.ai/v1alpha1", request.kind)]
+                    answer.reasons.push(violation.to_string());
+                }
+                answer.warnings.extend(for_now.iter().map(ToString::to_string));
             }
-            Err(late) => vec![late.to_string()],
+            Ok(None) => answer
+                .reasons
+                .push(format!("the object is not a {} of filter.plainsight.ai/v1alpha1", request.kind)),
+            Err(late) => answer.reasons.push(late.to_string()),
         }
     }
 
-    fn check(&self, request: &Request, pipeline: Option<&KnownPipeline>) -> Option<Vec<Violation>> {
-        let grants = self.grants_for(&request.object, pipeline);
-        let old_run: Option<PipelineRun> = match (request.kind, request.operation) {
-            (Kind::PipelineRun, Operation::Update) => serde_json::from_value(request.old_object.clone()).ok(),
+    fn check(&self, request: &Request, referred: &Referred) -> Option<Broken> {
+        // A run that is there uses its Pipeline as it was when it started, and not as it is now.
+        let pipeline = match referred {
+            Referred::There(pipeline) if request.operation == Operation::Create => Some(&**pipeline),
+            Referred::There(_) | Referred::Missing | Referred::Hidden => None,
+        };
+        let grants = self.grants_for(request, pipeline);
+        let old_run = match (request.kind, request.operation) {
+            (Kind::PipelineRun, Operation::Update) => PipelineRun::deserialize(&request.old_object).ok(),
             _ => None,
         };
         let context = Context {
@@ -79,57 +116,68 @@ impl Admission {
             pipeline: pipeline.map(|pipeline| &pipeline.typed),
             old_run: old_run.as_ref(),
         };
-        rules::check(&named(request), &context)
+        let refused = rules::check(&request.object, &context)?;
+        if !request.dry_run || refused.is_empty() {
+            return Some(Broken { refused, ..Broken::default() });
+        }
+        // An engine dry-runs a whole commit before it applies any of it: the Pipeline with another prefix, or the grant,
+        // may be in it.
+        let alone = rules::check(&request.object, &Context { grants: None, pipeline: None, ..context })?;
+        let (refused, for_now) = refused.into_iter().partition(|violation| alone.contains(violation));
+        Some(Broken { refused, for_now })
     }
 
     /// The grants that could matter: a cluster may have thousands, in other namespaces. A run needs some for the Secrets of
     /// its Pipeline too, which are in the Pipeline's own namespace or in a third.
-    fn grants_for(&self, object: &Value, pipeline: Option<&KnownPipeline>) -> Vec<ReferenceGrant> {
+    fn grants_for(&self, request: &Request, pipeline: Option<&KnownPipeline>) -> Vec<ReferenceGrant> {
         const PLACES: [&str; 4] = [
             "/metadata",
             "/spec/pipelineRef",
             "/spec/source/bucket/credentialsSecret",
             "/spec/sink/bucket/credentialsSecret",
         ];
-        let objects = std::iter::once(object).chain(pipeline.map(|pipeline| &pipeline.json));
-        let namespaces: BTreeSet<&str> = objects
+        let objects = std::iter::once(&request.object).chain(pipeline.map(|pipeline| &pipeline.json));
+        let mut namespaces: BTreeSet<&str> = objects
             .flat_map(|object| {
                 PLACES.iter().filter_map(|place| object.pointer(place)?.get("namespace")?.as_str())
             })
             .collect();
-        let index = self.world.read();
-        let in_question =
-            index.grants.iter().filter(|((namespace, _), _)| namespaces.contains(namespace.as_str()));
-        in_question.map(|(_, grant)| grant.clone()).collect()
+        // Nobody needs a grant for what is in his own.
+        namespaces.remove(request.namespace.as_str());
+        namespaces.into_iter().flat_map(|namespace| self.world.read().grants_in(namespace)).collect()
     }
 
     /// What only other objects can say.
-    async fn surroundings(&self, request: &Request, pipeline: Option<&KnownPipeline>, answer: &mut Answer) {
+    async fn surroundings(&self, request: &Request, referred: &Referred, answer: &mut Answer) {
         match request.kind {
-            Kind::Pipeline => {
+            // Without a grant, which is a warning on a dry run, nobody learns whether a Secret is there.
+            Kind::Pipeline if answer.warnings.is_empty() => {
                 credentials::check(&*self.live, request, answer).await;
             }
-            Kind::PipelineRun => self.run(request, pipeline, answer),
+            Kind::PipelineRun => self.run(request, referred, answer),
             Kind::ReferenceGrant => {
                 answer.warnings.extend(delete::withdrawn(&self.world.read(), request));
             }
-            Kind::PipelinePolicy => {}
+            Kind::Pipeline | Kind::PipelinePolicy => {}
         }
     }
 
-    fn run(&self, request: &Request, pipeline: Option<&KnownPipeline>, answer: &mut Answer) {
-        let Ok(run) = serde_json::from_value::<PipelineRun>(request.object.clone()) else { return };
-        let Request { namespace, name, operation, dry_run, .. } = request;
-        let reference = &run.spec.pipeline_ref;
-        let pipelines = reference.namespace.as_ref().unwrap_or(namespace);
-        if pipeline.is_none() {
+    fn run(&self, request: &Request, referred: &Referred, answer: &mut Answer) {
+        if request.operation != Operation::Create {
+            return;
+        }
+        let Ok(run) = PipelineRun::deserialize(&request.object) else { return };
+        let Request { namespace, name, dry_run, .. } = request;
+        if matches!(referred, Referred::Missing) {
+            let reference = &run.spec.pipeline_ref;
+            let pipelines = reference.namespace.as_ref().unwrap_or(namespace);
             answer.warnings.push(format!(
                 "Pipeline \"{pipelines}/{}\" does not exist yet; the run waits for it",
                 reference.name
             ));
         }
         // A name that is yet to be generated gives an id that nobody has.
-        if *operation != Operation::Create || name.is_empty() {
+        if name.is_empty() {
             return;
         }
         let asker: Key = (namespace.clone(), name.clone());
@@ -168,15 +216,31 @@ impl Admission {
         }
     }
 
-    fn pipeline_of(&self, request: &Request) -> Option<Arc<KnownPipeline>> {
-        if request.kind != Kind::PipelineRun {
-            return None;
+    /// The Pipeline of a run. One that the watch has not brought yet is asked for: without it the policies that look at it
+    /// would not hold for runs that come right after it.
+    async fn pipeline_of(&self, request: &Request) -> Result<Referred, String> {
+        let reference = request.object.pointer("/spec/pipelineRef").unwrap_or(&Value::Null);
+        let (Kind::PipelineRun, Ok(reference)) = (request.kind, PipelineReference::deserialize(reference))
+        else {
+            return Ok(Referred::Hidden);
+        };
+        if !rules::may_use(&request.namespace, &reference, &self.grants_for(request, None)) {
+            return Ok(Referred::Hidden);
         }
-        let reference = request.object.get("spec")?.get("pipelineRef")?;
-        let name = reference.get("name")?.as_str()?.to_owned();
-        let namespace = reference.get("namespace").and_then(Value::as_str).unwrap_or(&request.namespace);
-        let key: Key = (namespace.to_owned(), name);
-        self.world.read().pipelines.get(&key).map(Arc::clone)
+        let PipelineReference { name, namespace } = reference;
+        let key: Key = (namespace.unwrap_or_else(|| request.namespace.clone()), name);
+        let known = self.world.read().pipelines.get(&key).map(Arc::clone);
+        if let Some(known) = known {
+            return Ok(Referred::There(known));
+        }
+        let (namespace, name) = &key;
+        match self.live.pipeline(namespace, name).await {
+            Ok(Some(found)) => Ok(Referred::There(Arc::new(found))),
+            Ok(None) => Ok(Referred::Missing),
+            Err(error) => Err(format!(
+                "the Pipeline \"{namespace}/{name}\" could not be looked at ({error}); try again"
+            )),
+        }
     }
 }
 
@@ -193,22 +257,20 @@ enum Change {
 
 impl Change {
     /// An object that was admitted stays changeable where nothing is judged, also after the rules became stricter: its
-    /// finalizers can be removed, its status can be written, and a run can be paused.
+    /// finalizers can be removed, its status can be written, and a run can be paused. One that is on its way out can be
+    /// changed in everything but what it does: its finalizers may keep it, and what it does may still be done.
     fn of(request: &Request) -> Self {
         let (new, old) = (&request.object, &request.old_object);
-        if is_being_deleted(new) {
-            return Self::Nothing;
-        }
         if request.operation == Operation::Create {
             return Self::Spec;
         }
         let same = |pointer: &str| new.pointer(pointer) == old.pointer(pointer);
         if !same("/spec") && !only_suspended(request) {
             Self::Spec
-        } else if !same("/metadata/labels") || !same("/metadata/annotations") {
-            Self::Labels
-        } else {
+        } else if is_being_deleted(new) || same("/metadata/labels") && annotations(new) == annotations(old) {
             Self::Nothing
+        } else {
+            Self::Labels
         }
     }
 }
@@ -227,18 +289,22 @@ fn only_suspended(request: &Request) -> bool {
         && without(&request.object) == without(&request.old_object)
 }
 
+/// The annotations that people make.
+fn annotations(object: &Value) -> BTreeMap<&String, &Value> {
+    let all = object.pointer("/metadata/annotations").and_then(Value::as_object);
+    all.into_iter().flatten().filter(|(key, _)| *key != LAST_APPLIED).collect()
+}
+
 /// Whether an object is on its way out.
 pub(super) fn is_being_deleted(object: &Value) -> bool {
     object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null())
 }
 
-/// The object with the namespace of the request: a person may leave it out, and rules compare it.
-fn named(request: &Request) -> Value {
-    let mut object = request.object.clone();
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut)
+/// The namespace of the request is the object's: a person may leave it out, and rules compare it.
+fn set_namespace(request: &mut Request) {
+    if let Some(metadata) = request.object.get_mut("metadata").and_then(Value::as_object_mut)
         && !request.namespace.is_empty()
     {
         metadata.insert("namespace".to_owned(), Value::String(request.namespace.clone()));
     }
-    object
 }
