@@ -256,7 +256,7 @@ fn compile(object: &DynamicObject) -> Policy {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
