@@ -164,7 +164,8 @@ fn stage(pod: &Pod) -> Stage {
     let main = status.container_statuses.as_deref().unwrap_or_default();
     // With `restartPolicy: Never` one container that failed is the end of the pod, also while others still run. A sidecar, which
     // somebody has put in, is started again.
-    let failed = init.iter().filter(|container| !is_sidecar(pod, container)).chain(main).find_map(failure);
+    let own = || init.iter().filter(|container| !is_sidecar(pod, container)).chain(main);
+    let failed = own().find_map(failure);
     match status.phase.as_deref() {
         Some("Succeeded") => return Stage::Succeeded,
         // A pod that was evicted says so; its containers only say that they were killed.
@@ -175,11 +176,14 @@ fn stage(pod: &Pod) -> Stage {
     if let Some(failed) = failed {
         return Stage::Failed(failed);
     }
-    if let Some(stuck) = init.iter().chain(main).find_map(stuck) {
+    let claimer = init.iter().find(|container| container.name == CLAIMER);
+    let claimed = claimer.and_then(terminated).is_some();
+    // Before there is a file, a sidecar that does not start holds up everything.
+    let stuck = if claimed { own().find_map(stuck) } else { init.iter().chain(main).find_map(stuck) };
+    if let Some(stuck) = stuck {
         return Stage::Stuck(stuck);
     }
-    let claimer = init.iter().find(|container| container.name == CLAIMER);
-    if claimer.and_then(terminated).is_some() {
+    if claimed {
         return Stage::Working;
     }
     if claimer.and_then(|claimer| claimer.state.as_ref()).is_some_and(|state| state.running.is_some()) {
@@ -281,16 +285,19 @@ mod tests {
 
     #[test]
     fn a_sidecar_that_is_started_again_is_no_end() {
-        let sidecar = |policy: Value| {
+        let sidecar = |policy: Value, state: Value| {
             let spec =
                 json!({"containers": [], "initContainers": [{"name": "mesh", "restartPolicy": policy}]});
-            let claimed = [container("mesh", ended(1)), container(CLAIMER, ended(0))];
+            let claimed = [container("mesh", state), container(CLAIMER, ended(0))];
             let pod = json!({"metadata": {"name": "p"}, "spec": spec,
                 "status": {"phase": "Running", "initContainerStatuses": claimed}});
             WorkerPod::read(&serde_json::from_value(pod).unwrap(), None, Instant::now()).stage
         };
-        assert_eq!(sidecar(json!("Always")), Stage::Working);
-        assert!(matches!(sidecar(Value::Null), Stage::Failed(_)));
+        let pulling = json!({"waiting": {"reason": "ErrImagePull"}});
+        assert_eq!(sidecar(json!("Always"), ended(1)), Stage::Working);
+        assert_eq!(sidecar(json!("Always"), pulling.clone()), Stage::Working);
+        assert!(matches!(sidecar(Value::Null, ended(1)), Stage::Failed(_)));
+        assert!(matches!(sidecar(Value::Null, pulling), Stage::Stuck(_)));
     }
 
     #[test]

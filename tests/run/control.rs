@@ -49,7 +49,12 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
 #[ignore = "needs the cluster"]
 async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
     let lab = Lab::new("fewer").await;
-    lab.put_many("", 24, |number| if number < 20 { "sleep 3".to_owned() } else { "exit 1".to_owned() }).await;
+    let content = |number| match number {
+        0..6 => "sleep 15",
+        6..20 => "sleep 2",
+        _ => "exit 1",
+    };
+    lab.put_many("", 24, |number| content(number).to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 1}})).await;
     lab.until("r", "six files are processed", |run| running(run) == 6).await;

@@ -131,6 +131,28 @@ async fn what_only_stored_objects_speak_against_is_a_warning_on_a_dry_run_and_re
     }
 }
 
+/// A policy that wants the Pipeline first is broken by every commit with both, as long as nothing of it is applied.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rule_over_the_pipeline_warns_on_a_dry_run_and_any_other_rule_denies() {
+    let webhook = Webhook::start();
+    let client = webhook.client();
+    webhook.policy(&json!({
+        "metadata": { "name": "strict" },
+        "spec": { "appliesTo": ["PipelineRun"], "rules": [
+            { "name": "first", "message": "the Pipeline comes first", "cel": "pipeline != null" },
+            { "name": "few", "message": "too many pods", "cel": "object.spec.execution.parallelism < 100" }
+        ] }
+    }));
+    let question = review("CREATE", &run());
+    let trial = client.ask("/validate/pipelinerun", &dry(question.clone())).await;
+    assert!(trial["allowed"] == true && warnings(&trial).contains("the Pipeline comes first"), "{trial}");
+    let real = client.ask("/validate/pipelinerun", &question).await;
+    assert!(message(&real).contains("the Pipeline comes first"), "{real}");
+    let many = with(run(), "/spec/execution/parallelism", json!(100));
+    let trial = client.ask("/validate/pipelinerun", &dry(review("CREATE", &many))).await;
+    assert!(message(&trial).contains("too many pods") && !message(&trial).contains("first"), "{trial}");
+}
+
 /// Neither the prefix of the Pipeline nor its Secret, and not even whether there is one.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_grant_nothing_is_told_of_what_another_namespace_has() {

@@ -47,7 +47,8 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        // What is made of a body takes up to ten times its size; this fits into the memory of a small pod.
+        // The API server sends a body at once; two seconds are for a network that has to try again. What is made of a body
+        // takes up to ten times its size; this fits into the memory of a small pod.
         let (answer, body) = (Duration::from_secs(8), Duration::from_secs(2));
         Self { answer, body, concurrent: 128, bytes: 2 * BODY_MAX }
     }
@@ -58,9 +59,14 @@ pub struct Shared {
     admission: Admission,
     metrics: Arc<Metrics>,
     limits: Limits,
+    /// Requests that were begun: small bodies take this much memory at most, times [`Room::SMALL`].
+    begun: Semaphore,
     slots: Semaphore,
     room: Room,
 }
+
+/// Requests that may wait for each that is worked on.
+const BEGUN: usize = 8;
 
 /// Memory for large bodies: they wait until there is room for them. Small ones, which almost all are, take no part in it:
 /// whoever announces large bodies and never sends them holds up nobody but large ones, and not for long.
@@ -69,7 +75,7 @@ struct Room(Semaphore);
 impl Room {
     /// Counted in KiB: a body of a few hundred bytes takes more than those.
     const UNIT: usize = 1024;
-    /// As many of these as the API server has under way fit beside the large ones.
+    /// As many of these as may be begun fit beside the large ones.
     const SMALL: usize = 32 * 1024;
 
     fn new(bytes: usize) -> Self {
@@ -106,8 +112,9 @@ impl Step {
 /// The endpoints: `/mutate/<kind>` and `/validate/<kind>`, each kind in lower case.
 pub fn router(admission: Admission, metrics: Arc<Metrics>, limits: Limits, health: Health) -> Router {
     let slots = Semaphore::new(limits.concurrent.max(1));
+    let begun = Semaphore::new(limits.concurrent.max(1) * BEGUN);
     let room = Room::new(limits.bytes);
-    let shared = Arc::new(Shared { admission, metrics: Arc::clone(&metrics), limits, slots, room });
+    let shared = Arc::new(Shared { admission, metrics: Arc::clone(&metrics), limits, begun, slots, room });
     let mut router = Router::new();
     for kind in [Kind::Pipeline, Kind::PipelineRun, Kind::PipelinePolicy, Kind::ReferenceGrant] {
         for step in [Step::Mutate, Step::Validate] {
@@ -146,6 +153,7 @@ pub fn health_router(metrics: Arc<Metrics>, health: Health) -> Router {
 async fn answer(shared: Arc<Shared>, step: Step, kind: Kind, body: Body) -> Response {
     let (started, _counted) = (Instant::now(), InFlight::new(&shared.metrics));
     let limited = timeout(shared.limits.answer, async {
+        let _begun = shared.begun.acquire().await;
         let _room = shared.room.take(body.size_hint().upper()).await;
         let body = match read(body, shared.limits.body).await {
             Ok(body) => body,

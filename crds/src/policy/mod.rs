@@ -118,6 +118,17 @@ pub(crate) struct CompiledRule {
     pub(crate) test: Test,
 }
 
+impl CompiledRule {
+    fn variables(&self) -> impl Iterator<Item = Variable> {
+        let condition = match &self.test {
+            Test::Cel(expression) => Some(expression),
+            Test::Field(..) => None,
+        };
+        let expressions = condition.into_iter().chain(&self.message_expression);
+        expressions.flat_map(|expression| expression.variables.iter().copied())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct CompiledDefault {
     path: FieldPath,
@@ -232,17 +243,14 @@ impl Policy {
         self.variables().any(|variable| variable == Variable::Usage)
     }
 
+    /// Whether this rule of it looks at the Pipeline of a run.
+    pub fn looks_at_pipeline(&self, rule: &str) -> bool {
+        let rules = self.rules.iter().filter(|known| known.name == rule);
+        rules.flat_map(CompiledRule::variables).any(|variable| variable == Variable::Pipeline)
+    }
+
     fn variables(&self) -> impl Iterator<Item = Variable> {
-        self.rules
-            .iter()
-            .flat_map(|rule| {
-                let condition = match &rule.test {
-                    Test::Cel(expression) => Some(expression),
-                    Test::Field(..) => None,
-                };
-                condition.into_iter().chain(&rule.message_expression)
-            })
-            .flat_map(|expression| expression.variables.iter().copied())
+        self.rules.iter().flat_map(CompiledRule::variables)
     }
 
     fn judge(&self, subject: &Subject<'_>, scope: &Context<'_>, until: Instant, findings: &mut Vec<Finding>) {

@@ -263,7 +263,7 @@ async fn list(
     }
     let left = prepared.limits.timeout.map_or(RESYNC, |timeout| timeout.saturating_sub(age));
     if memory.lost {
-        let message = "Valkey has lost the queue of this run: the bucket is listed again";
+        let message = "Valkey has lost the queue of this run, or a part of it: the bucket is listed again";
         report.obstacle = Some(Reason::QueueLost.because(message));
     }
     let now = Instant::now();
@@ -318,6 +318,8 @@ async fn process(
     report.counts = Some(status::counts(&stats));
     if stats.listing != Listing::Complete && stats.state == queue::State::Open {
         // Valkey went back to an earlier state, from a backup or to a replica that was behind: files are missing again.
+        ctx.warn(run, Reason::QueueLost.as_ref(), "Valkey went back to before the end of the listing: the bucket is listed again, and files may be processed twice");
+        memory.lost = true;
         memory.listed = false;
         return Ok(Next::Within(Duration::ZERO));
     }

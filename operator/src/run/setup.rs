@@ -324,11 +324,11 @@ pub async fn restore(
             Err(Stop::Obstacle(obstacle)) => Some(obstacle),
             Err(error) => return Err(error),
         };
-        if withheld.is_some() && memory.withheld.is_none() {
+        let before = std::mem::replace(&mut memory.withheld, withheld);
+        if memory.withheld.is_some() && (before.is_none() || due) {
             memory.listing = None;
             cleanup::remove_copied_keys(ctx, run).await?;
         }
-        memory.withheld = withheld;
     }
     Ok(())
 }

@@ -10,7 +10,9 @@ pub fn of(pod: &WorkerPod, non_retryable: &[i32]) -> Option<Verdict> {
     match &pod.stage {
         Stage::Succeeded => Some(Verdict::Succeeded),
         // What a filter says when it is told to stop is no word about its input.
-        Stage::Failed(failed) if pod.deleting.is_some() => Some(of_failure(failed, &[])),
+        Stage::Failed(failed) if pod.deleting.is_some_and(|going| going.since <= pod.since) => {
+            Some(of_failure(failed, &[]))
+        }
         Stage::Failed(failed) => Some(of_failure(failed, non_retryable)),
         Stage::Unschedulable(_) | Stage::Starting | Stage::Claiming | Stage::Stuck(_) | Stage::Working => {
             None
@@ -70,7 +72,9 @@ pub fn timed_out(limit: std::time::Duration) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
+
+    const SECOND: Duration = Duration::from_secs(1);
 
     fn failed(container: Option<&str>, exit_code: Option<i32>, reason: &str, message: &str) -> WorkerPod {
         let failed = Failed {
@@ -109,8 +113,10 @@ mod tests {
     #[test]
     fn a_filter_that_is_told_to_stop_says_nothing_about_its_input() {
         let mut pod = failed(Some("resize"), Some(15), "Error", "");
-        pod.deleting = Some(crate::pods::Deleting { since: pod.since, grace: std::time::Duration::ZERO });
+        pod.deleting = Some(crate::pods::Deleting { since: pod.since, grace: SECOND });
         assert!(matches!(of(&pod, &[15]), Some(Verdict::Failed(_))));
+        pod.deleting = pod.deleting.map(|going| crate::pods::Deleting { since: pod.since + SECOND, ..going });
+        assert!(matches!(of(&pod, &[15]), Some(Verdict::Rejected(_))), "it had ended before");
     }
 
     #[test]

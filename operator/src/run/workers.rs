@@ -140,7 +140,7 @@ pub async fn create_pods(
                     good += 1;
                 }
                 // It is there: the watch will show whose it is.
-                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 Err(kube::Error::Api(status)) if is_refusal(&status) => {
                     memory.not_created(&name);
                     refusal = Some(refused(Reason::PodsRefused, "worker pods", &status.message));
@@ -149,8 +149,8 @@ pub async fn create_pods(
                     if let kube::Error::Api(status) = &error {
                         memory.creation_problem =
                             Some(refused(Reason::PodsRefused, "worker pods", &status.message));
-                        // Its namespace is going, or the server is too busy to take it. Of another error nobody knows whether
-                        // the pod was created before it.
+                        // Its namespace is going, a quota is counted at this moment, or the server is too busy. Of another
+                        // error nobody knows whether the pod was created before it.
                         if (400..500).contains(&status.code) {
                             memory.not_created(&name);
                         }
@@ -178,7 +178,7 @@ pub async fn create_pods(
 
 /// Whether the API server will say the same as long as nothing changes, and not only at this moment.
 fn is_refusal(status: &kube::core::Status) -> bool {
-    (400..500).contains(&status.code) && !matches!(status.code, 404 | 409 | 429)
+    matches!(status.code, 400 | 403 | 405 | 413 | 422)
 }
 
 fn refused(reason: Reason, what: &str, message: &str) -> Obstacle {
@@ -382,8 +382,8 @@ pub async fn finish_job(
     }
     memory.job_status = None;
     match patch_job_status(ctx, run, &shown, status, memory).await {
-        // The Job's last word is for people; the run's end depends on no opinion about it.
-        Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if is_refusal(status)) =>
+        // The run ends whatever the API server thinks of the Job's last word. A right that is missing may come back.
+        Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
         {
             tracing::warn!(run = %run.name_any(), doing, error = chain(&source), "the end of the Job was refused");
             Ok(())

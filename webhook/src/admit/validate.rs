@@ -202,11 +202,17 @@ impl Admission {
             |policy: &Arc<Policy>| policy.selects(target, &namespace.labels) && policy.looks_at_usage();
         let usage = (target == PolicyTarget::PipelineRun && policies.iter().any(quotas))
             .then(|| self.world.usage_of_others(&(request.namespace.clone(), request.name.clone())));
+        // As for the rules: on a dry run the Pipeline that this one is applied with is not there yet.
+        let (dry_run, known) = (request.dry_run, Arc::clone(&policies));
+        let for_now = |policy: &str, rule: &str| {
+            dry_run && known.get(policy).is_some_and(|policy| policy.looks_at_pipeline(rule))
+        };
         let question = Question { target, request, namespace, pipeline, usage, policies };
         for finding in self.evaluator.judge(question, &self.metrics).await {
             let Finding { policy, rule, action, .. } = &finding;
             self.metrics.policy_broken(policy, rule, *action);
             match action {
+                PolicyAction::Deny if for_now(policy, rule) => answer.warnings.push(finding.to_string()),
                 PolicyAction::Deny => {
                     answer.forbidden = true;
                     answer.reasons.push(finding.to_string());

@@ -16,10 +16,11 @@ use tracing::info;
 use crate::status::FIELD_MANAGER;
 
 /// Writes the bundle into both configurations, where it is not there yet. A configuration that does not exist is left
-/// so: it may be applied later, and the next pass finds it.
-pub async fn publish(client: &Client, name: &str, bundle: &str) -> Result<(), kube::Error> {
-    publish_one::<ValidatingWebhookConfiguration>(client, name, bundle).await?;
-    publish_one::<MutatingWebhookConfiguration>(client, name, bundle).await
+/// so: it may be applied later, and the next pass finds it. Whether there was anything to write.
+pub async fn publish(client: &Client, name: &str, bundle: &str) -> Result<bool, kube::Error> {
+    let validating = publish_one::<ValidatingWebhookConfiguration>(client, name, bundle).await?;
+    let mutating = publish_one::<MutatingWebhookConfiguration>(client, name, bundle).await?;
+    Ok(validating || mutating)
 }
 
 /// Whom the API server trusts now, by both configurations.
@@ -39,14 +40,17 @@ fn bundles<K: Configuration>(found: &K) -> String {
     texts.collect::<std::collections::BTreeSet<String>>().into_iter().map(|text| text + "\n").collect()
 }
 
-async fn publish_one<K: Configuration>(client: &Client, name: &str, bundle: &str) -> Result<(), kube::Error> {
+async fn publish_one<K: Configuration>(
+    client: &Client,
+    name: &str,
+    bundle: &str,
+) -> Result<bool, kube::Error> {
     let api: Api<K> = Api::all(client.clone());
-    let Some(found) = api.get_opt(name).await? else { return Ok(()) };
-    if let Some(patch) = patch(name, &found, bundle) {
-        api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await?;
-        info!(kind = K::KIND, name, "told the API server whom to trust");
-    }
-    Ok(())
+    let Some(found) = api.get_opt(name).await? else { return Ok(false) };
+    let Some(patch) = patch(name, &found, bundle) else { return Ok(false) };
+    api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await?;
+    info!(kind = K::KIND, name, "told the API server whom to trust");
+    Ok(true)
 }
 
 /// The fields to apply: of every webhook its name, which is the key of the list, and the bundle. `None` if all have it.

@@ -93,9 +93,9 @@ impl Managed {
         // Trusted before it is served. What cannot be told now (rights that were given a moment ago are not known to every
         // API server at once) keeps the webhook from being ready, not from serving those who trust it already.
         let told = bundle::publish(&self.client, &self.configuration, &material.bundle).await;
-        let told_now = told.is_ok().then_some(material.bundle.as_str());
+        let known = matches!(told, Ok(false)).then_some(material.bundle.as_str());
         let good = |chain: Vec<u8>| material.accepts(&chain, now.unix_timestamp());
-        if is_to_be_taken_up(told_now, trusted, self.certificates.chain().is_some_and(good)) {
+        if is_to_be_taken_up(known, trusted, self.certificates.chain().is_some_and(good)) {
             let taken =
                 self.certificates.take_up(material.certificate.as_bytes(), material.key.as_bytes())?;
             if let Some(expires) = taken {
@@ -103,7 +103,7 @@ impl Managed {
                 info!(secret = self.secret, expires, "took up a certificate");
             }
         }
-        told.map(|()| material.bundle).map_err(|error| ManagedError::Untrusted(Box::new(error)))
+        told.map(|_changed| material.bundle).map_err(|error| ManagedError::Untrusted(Box::new(error)))
     }
 
     async fn current(&self, now: OffsetDateTime) -> Result<Material, ManagedError> {
@@ -173,11 +173,11 @@ impl Managed {
     }
 }
 
-/// A certificate is taken up if its bundle was there at the look before too: who was told of it a moment ago, by this replica or
+/// A certificate is taken up if its bundle is known to the API server at this look and was at the look before: who was told of it a moment ago, by this replica or
 /// another, may not have heard it everywhere, because every API server has its own copy of the configuration. Until then
 /// what is served stays, unless nobody will accept it.
-fn is_to_be_taken_up(told: Option<&str>, told_before: Option<&str>, serves_something_good: bool) -> bool {
-    !serves_something_good || told.is_some() && told == told_before
+fn is_to_be_taken_up(known: Option<&str>, told_before: Option<&str>, serves_something_good: bool) -> bool {
+    !serves_something_good || known.is_some() && known == told_before
 }
 
 fn read(secret: &Secret) -> Option<Material> {
@@ -214,7 +214,7 @@ mod tests {
         assert!(is_to_be_taken_up(NEW, NEW, true));
         assert!(!is_to_be_taken_up(NEW, OLD, true), "the API server was told a moment ago");
         assert!(!is_to_be_taken_up(NEW, None, true), "by somebody, nobody knows when");
-        assert!(!is_to_be_taken_up(None, NEW, true), "it could not be told");
+        assert!(!is_to_be_taken_up(None, NEW, true), "it was told at this look, or could not be");
         assert!(!is_to_be_taken_up(None, None, true));
     }
 
