@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crds::v1alpha1::Phase;
+use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use http::Method;
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Secret};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::{Fault, FaultyS3, Rule};
 use tests::s3::escape;
@@ -191,9 +192,19 @@ async fn concurrent_filters_run_side_by_side() {
 async fn a_run_waits_for_its_pipeline_and_its_secret_and_goes_on() {
     let lab = Lab::new("waits").await;
     lab.put("a", "copy").await;
+    // One that is on its way out, and held by somebody, is no Pipeline for those who come now.
+    lab.pipeline(json!({})).await;
+    let pipelines = lab.api::<Pipeline>();
+    let hold = |finalizers: Value| Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
+    let params = PatchParams::default();
+    pipelines.patch("p", &params, &hold(json!(["example.com/held"]))).await.unwrap();
+    pipelines.delete("p", &Default::default()).await.unwrap();
     lab.run("r", json!({})).await;
-    let waiting =
-        lab.until("r", "it misses its Pipeline", |run| is_degraded_by(run, "PipelineNotFound")).await;
+    let waiting = lab.until("r", "it is told", |run| is_degraded_by(run, "PipelineNotFound")).await;
+    assert!(message(&waiting, "Degraded").contains("is being deleted"), "{}", message(&waiting, "Degraded"));
+    pipelines.patch("p", &params, &hold(json!([]))).await.unwrap();
+    let gone = |run: &PipelineRun| message(run, "Degraded").contains("there is no Pipeline");
+    let waiting = lab.until("r", "it misses its Pipeline", gone).await;
     assert_eq!(
         (condition(&waiting, "Reconciling").0, condition(&waiting, "Stalled").0),
         ("True".into(), "False".into())

@@ -88,16 +88,18 @@ fn pipeline(ctx: &Context, run: &PipelineRun) -> Result<Arc<Pipeline>, Stop> {
         |pipeline| Rules { endpoints: ctx.endpoints(), grants: Some(&grants), pipeline, old_run: None };
     // The grant first: whether a Pipeline of another namespace exists is nobody's business without one.
     refuse(Reason::InvalidSpec, run.validate(&rules(None)))?;
-    // One on its way out is gone for whoever comes now.
-    let found = ctx.world.pipeline(namespace, &reference.name);
-    let found = found.filter(|found| found.metadata.deletion_timestamp.is_none());
-    let pipeline = found.ok_or_else(|| {
-        let message = format!(
-            "there is no Pipeline {:?} in namespace {namespace:?}; the run starts when it is created",
-            reference.name
-        );
-        Stop::from(Reason::PipelineNotFound.because(message))
+    let name = &reference.name;
+    let missing = |what: String| Stop::from(Reason::PipelineNotFound.because(what));
+    let pipeline = ctx.world.pipeline(namespace, name).ok_or_else(|| {
+        missing(format!(
+            "there is no Pipeline {name:?} in namespace {namespace:?}; the run starts when it is created"
+        ))
     })?;
+    if pipeline.metadata.deletion_timestamp.is_some() {
+        return Err(missing(format!(
+            "the Pipeline {name:?} in namespace {namespace:?} is being deleted; the run starts when it is created again"
+        )));
+    }
     refuse(Reason::PipelineInvalid, pipeline.validate(&rules(None)))?;
     refuse(Reason::InvalidSpec, run.validate(&rules(Some(&pipeline))))?;
     Ok(pipeline)
