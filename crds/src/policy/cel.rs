@@ -188,8 +188,11 @@ impl Rewriter {
         let expr = match expr {
             Expr::Literal(literal) => Expr::Literal(literal),
             Expr::Ident(name) => self.ident(name)?,
-            Expr::Select(SelectExpr { operand, field, test }) => {
-                Expr::Select(SelectExpr { operand: Box::new(self.rewrite(*operand)?), field, test })
+            Expr::Select(SelectExpr { operand, field, test: true }) => {
+                Expr::Select(SelectExpr { operand: Box::new(self.rewrite(*operand)?), field, test: true })
+            }
+            Expr::Select(SelectExpr { operand, field, test: false }) => {
+                indexed(self.rewrite(*operand)?, field)
             }
             Expr::List(ListExpr { elements, optional_indices }) => {
                 let elements = self.all(elements)?;
@@ -337,6 +340,14 @@ fn levels(expression: &IdedExpr) -> usize {
             deepest([iter_range, accu_init, loop_cond, loop_step, result])
         }
     }
+}
+
+/// A field by its name. The interpreter copies what it selects, with all that is below, and lends what it indexes; and of a value
+/// that has no fields it selects `false`, where indexing fails.
+fn indexed(operand: IdedExpr, field: String) -> Expr {
+    let field = IdedExpr { id: 0, expr: Expr::Literal(LiteralValue::String(field.into())) };
+    let args = vec![operand, field];
+    Expr::Call(CallExpr { func_name: operators::INDEX.to_owned(), target: None, args })
 }
 
 fn wrapped(function: &str, expression: IdedExpr) -> IdedExpr {

@@ -199,25 +199,26 @@ fn measure(value: &Value, most: usize) -> Option<usize> {
     }
 }
 
-/// A compiled regular expression, kept for the next evaluation: compiling takes far longer than matching.
-pub(super) fn regex(pattern: &str) -> Result<Regex, String> {
-    static KEPT: LazyLock<RwLock<HashMap<String, Regex>>> = LazyLock::new(RwLock::default);
+/// A compiled regular expression, kept for the next evaluation: compiling takes far longer than matching. Shared and not cloned,
+/// because a clone makes its working memory anew.
+pub(super) fn regex(pattern: &str) -> Result<Arc<Regex>, String> {
+    static KEPT: LazyLock<RwLock<HashMap<String, Arc<Regex>>>> = LazyLock::new(RwLock::default);
     let found = KEPT.read().unwrap_or_else(PoisonError::into_inner).get(pattern).cloned();
     if let Some(regex) = found {
         return Ok(regex);
     }
-    let regex = super::check::compile_regex(pattern)?;
+    let regex = Arc::new(super::check::compile_regex(pattern)?);
     let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
     // Patterns that are put together from objects could fill it.
     if kept.len() >= REGEXES_KEPT {
         kept.clear();
     }
-    kept.insert(pattern.to_owned(), regex.clone());
+    kept.insert(pattern.to_owned(), Arc::clone(&regex));
     Ok(regex)
 }
 
 /// The expression for a search in `text`, if there is time for one.
-fn searching(name: &str, text: &str, pattern: &str) -> Result<Regex, ExecutionError> {
+fn searching(name: &str, text: &str, pattern: &str) -> Result<Arc<Regex>, ExecutionError> {
     if text.len() > REGEX_TEXT_MAX {
         return Err(refuse(ALLOWANCE.get(), "the text is too long for a regular expression"));
     }

@@ -235,6 +235,15 @@ fn the_deepest_expressions_that_compile_are_evaluated_on_a_small_stack() {
     }
 }
 
+/// Or a rule that forbids a field could be got around by putting something else in its parent's place.
+#[test]
+fn a_field_of_what_has_no_fields_is_an_error_and_not_false() {
+    for fails in ["!object.spec.text.privileged", "object.spec.text.privileged == false", "!oldObject.spec"] {
+        let found = findings([cel(fails)], &run());
+        assert!(found.len() == 1 && found[0].message.contains("not made for"), "{fails}: {found:?}");
+    }
+}
+
 /// As people write what they allow: side by side, which is not deep.
 #[test]
 fn a_long_list_of_alternatives_compiles_and_is_evaluated() {
