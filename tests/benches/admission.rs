@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use on_cluster::{Cluster, Replica, WAIT};
 use serde_json::{Value, json};
-use tests::examples::with;
+use tests::examples::{pipeline, with};
 
 const RULES: usize = 16;
 const ROUNDS: usize = 5;
 const CREATES: usize = 200;
 /// Two calls over TLS, to default and to validate, take longer than rules in the same process; this is how much longer
 /// a create may take with them than without, at the median.
-const SLOWER_MAX: f64 = 4.0;
+const SLOWER_MAX: f64 = 2.5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Judge {
@@ -33,6 +33,10 @@ fn main() {
     }
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let cluster = Cluster::start("bench").await;
+        // What runs refer to is there: one that is missing is looked for in the API server, in case it has just come.
+        for object in [cluster.secret(), cluster.placed(pipeline(), "thumbnails")] {
+            cluster.create(&object, false).await.unwrap();
+        }
         let replica = cluster.replica().await;
         let judges = [Judge::Nobody, Judge::ApiServer, Judge::Webhook];
         let mut took = judges.map(|_| Vec::new());
