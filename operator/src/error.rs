@@ -45,6 +45,11 @@ impl Error {
     }
 }
 
+/// Whether the API server will say the same as long as nothing changes, and not only at this moment.
+pub fn is_refusal(status: &kube::core::Status) -> bool {
+    matches!(status.code, 400 | 403 | 405 | 413 | 422)
+}
+
 /// Something that stands in the way of a run. It is shown as `Degraded`, and most go away by themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {

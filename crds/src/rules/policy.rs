@@ -347,3 +347,22 @@ fn check_bound(at: &Path, bound: &IntOrString, out: &mut Findings) -> Option<Bou
     }
     Some(bound)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_does_not_compile_without_a_reason_gets_one() {
+        let at = Path::root().field("spec").field("rules").index(0);
+        let mut out = Findings::default();
+        assert_eq!(or_say_so(Some(1), &at, &mut out), Some(1));
+        assert!(out.is_empty());
+
+        assert_eq!(or_say_so(None::<u8>, &at, &mut out), None);
+        assert_eq!(or_say_so(None::<u8>, &at, &mut out), None, "one reason is enough");
+        let reasons = out.into_vec();
+        assert_eq!(reasons.len(), 1);
+        assert_eq!((reasons[0].rule, reasons[0].field.as_str()), (Rule::PolicyRuleForm, "spec.rules[0]"));
+    }
+}

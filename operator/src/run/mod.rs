@@ -29,7 +29,7 @@ use storage::{Lister, Selection};
 use tokio::sync::Notify;
 
 use crate::context::Context;
-use crate::error::{Error, Obstacle, Reason, chain};
+use crate::error::{Error, Obstacle, Reason, chain, is_refusal};
 use crate::names::FINALIZER;
 use crate::world::{Uid, View};
 use build::pod::Recipe;
@@ -180,7 +180,7 @@ fn obstacle_of(error: &Error) -> Option<Obstacle> {
         Error::Queue(_) => Some(Reason::QueueUnavailable.because(chain(error))),
         Error::NotOurs { .. } => Some(Reason::NameTaken.because(chain(error))),
         Error::Kubernetes { source, .. } => match source.as_ref() {
-            kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422) => {
+            kube::Error::Api(status) if is_refusal(status) => {
                 Some(Reason::OperatorRefused.because(chain(error)))
             }
             _ => None,
@@ -226,7 +226,7 @@ async fn advance(
     if !memory.listed {
         let stats = prepared.queue.stats().await?;
         report.counts = Some(status::counts(&stats));
-        if stats.listing != Listing::Complete && stats.state == queue::State::Open {
+        if is_to_be_listed(&stats) {
             return list(ctx, uid, run, &prepared, &stats, memory, report).await;
         }
         memory.listed = true;
@@ -236,6 +236,11 @@ async fn advance(
         }
     }
     process(ctx, view, &prepared, memory, report).await
+}
+
+/// Whether files are still to be found.
+fn is_to_be_listed(stats: &Stats) -> bool {
+    stats.listing != Listing::Complete && stats.state == queue::State::Open
 }
 
 /// While the bucket is being listed, by a task of its own.
@@ -316,7 +321,7 @@ async fn process(
     let promoted = queue.promote().await?;
     let stats = queue.stats().await?;
     report.counts = Some(status::counts(&stats));
-    if stats.listing != Listing::Complete && stats.state == queue::State::Open {
+    if is_to_be_listed(&stats) {
         // Valkey went back to an earlier state, from a backup or to a replica that was behind: files are missing again.
         ctx.warn(run, Reason::QueueLost.as_ref(), "Valkey went back to before the end of the listing: the bucket is listed again, and files may be processed twice");
         memory.lost = true;

@@ -18,7 +18,7 @@ use super::build::{job, owner};
 use super::memory::Memory;
 use super::status::Outcome;
 use crate::context::Context;
-use crate::error::{Error, Obstacle, Reason, chain};
+use crate::error::{Error, Obstacle, Reason, chain, is_refusal};
 use crate::names::{self, CLAIMER, MANAGER};
 use crate::pods::{Failed, Stage, WorkerPod};
 
@@ -102,6 +102,14 @@ async fn same_parallelism(ctx: &Context, run: &PipelineRun, shown: &Arc<Job>) ->
     Ok(Arc::new(patched.map_err(Error::kubernetes("change the parallelism of the Job"))?))
 }
 
+/// What became of pods that were asked for.
+#[derive(Default)]
+struct Creation {
+    good: usize,
+    refusal: Option<Obstacle>,
+    failure: Option<kube::Error>,
+}
+
 /// Creates pods. Those that the API server refuses make us wait; those of which nothing is known count as created.
 pub async fn create_pods(
     ctx: &Context,
@@ -110,56 +118,21 @@ pub async fn create_pods(
     count: u64,
     memory: &mut Memory,
 ) -> Result<(), Error> {
-    let api: Api<Pod> = ctx.api(run);
     // Pods that die without a file were created too: a creation that works says nothing about them.
     let dying =
         memory.creation_problem.as_ref().is_some_and(|problem| problem.reason == Reason::WorkersFailing);
-    let (mut refusal, mut failure, mut good) = (None, None, 0);
+    let mut creation = Creation::default();
     let mut left = usize::try_from(count).unwrap_or(BATCH).min(BATCH);
     // After a refusal one, and twice as many whenever all were taken: what is refused again costs little, however many files
     // wait for the room that a quota leaves.
     let mut at_once = if memory.creation_problem.is_some() { 1 } else { left };
-    while left > 0 && refusal.is_none() && failure.is_none() {
-        let mut wanted = Vec::new();
-        for _ in 0..at_once.min(left) {
-            let name = names::pod(&run.name_any()).map_err(Error::Random)?;
-            memory.created(&name, Instant::now());
-            wanted.push(job::pod(owner, &ctx.settings.worker, name));
-        }
-        left -= wanted.len();
+    while left > 0 && creation.refusal.is_none() && creation.failure.is_none() {
+        let asked = at_once.min(left);
+        create_at_once(ctx, run, owner, asked, memory, &mut creation).await?;
+        left -= asked;
         at_once *= 2;
-        let create = |pod: Pod| {
-            let api = &api;
-            async move { (pod.name_any(), api.create(&PostParams::default(), &pod).await) }
-        };
-        let mut created = stream::iter(wanted).map(create).buffer_unordered(BATCH);
-        while let Some((name, result)) = created.next().await {
-            match result {
-                Ok(_) => {
-                    ctx.metrics.pod_created();
-                    good += 1;
-                }
-                // It is there: the watch will show whose it is.
-                Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-                Err(kube::Error::Api(status)) if is_refusal(&status) => {
-                    memory.not_created(&name);
-                    refusal = Some(refused(Reason::PodsRefused, "worker pods", &status.message));
-                }
-                Err(error) => {
-                    if let kube::Error::Api(status) = &error {
-                        memory.creation_problem =
-                            Some(refused(Reason::PodsRefused, "worker pods", &status.message));
-                        // Its namespace is going, a quota is counted at this moment, or the server is too busy. Of another
-                        // error nobody knows whether the pod was created before it.
-                        if (400..500).contains(&status.code) {
-                            memory.not_created(&name);
-                        }
-                    }
-                    failure = Some(error);
-                }
-            }
-        }
     }
+    let Creation { good, refusal, failure } = creation;
     // What is partly refused works: a quota lets as many pods live as it does.
     if good > 0 && !dying {
         memory.creation_backoff.reset();
@@ -176,9 +149,53 @@ pub async fn create_pods(
     }
 }
 
-/// Whether the API server will say the same as long as nothing changes, and not only at this moment.
-fn is_refusal(status: &kube::core::Status) -> bool {
-    matches!(status.code, 400 | 403 | 405 | 413 | 422)
+async fn create_at_once(
+    ctx: &Context,
+    run: &PipelineRun,
+    owner: &Job,
+    count: usize,
+    memory: &mut Memory,
+    creation: &mut Creation,
+) -> Result<(), Error> {
+    let api: Api<Pod> = ctx.api(run);
+    let mut wanted = Vec::new();
+    for _ in 0..count {
+        let name = names::pod(&run.name_any()).map_err(Error::Random)?;
+        memory.created(&name, Instant::now());
+        wanted.push(job::pod(owner, &ctx.settings.worker, name));
+    }
+    let create = |pod: Pod| {
+        let api = &api;
+        async move { (pod.name_any(), api.create(&PostParams::default(), &pod).await) }
+    };
+    let mut created = stream::iter(wanted).map(create).buffer_unordered(BATCH);
+    let pods_refused = |message: &str| refused(Reason::PodsRefused, "worker pods", message);
+    while let Some((name, result)) = created.next().await {
+        match result {
+            Ok(_) => {
+                ctx.metrics.pod_created();
+                creation.good += 1;
+            }
+            // It is there: the watch will show whose it is.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            Err(kube::Error::Api(status)) if is_refusal(&status) => {
+                memory.not_created(&name);
+                creation.refusal = Some(pods_refused(&status.message));
+            }
+            Err(error) => {
+                if let kube::Error::Api(status) = &error {
+                    memory.creation_problem = Some(pods_refused(&status.message));
+                    // Its namespace is going, a quota is counted at this moment, or the server is too busy. Of another error
+                    // nobody knows whether the pod was created before it.
+                    if (400..500).contains(&status.code) {
+                        memory.not_created(&name);
+                    }
+                }
+                creation.failure = Some(error);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn refused(reason: Reason, what: &str, message: &str) -> Obstacle {

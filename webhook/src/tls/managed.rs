@@ -173,9 +173,9 @@ impl Managed {
     }
 }
 
-/// A certificate is taken up if its bundle is known to the API server at this look and was at the look before: who was told of it a moment ago, by this replica or
-/// another, may not have heard it everywhere, because every API server has its own copy of the configuration. Until then
-/// what is served stays, unless nobody will accept it.
+/// A certificate is taken up if its bundle is known to the API server at this look and was at the look before: who was told of
+/// it a moment ago, by this replica or another, may not have heard it everywhere, because every API server has its own copy
+/// of the configuration. Until then what is served stays, unless nobody will accept it.
 fn is_to_be_taken_up(known: Option<&str>, told_before: Option<&str>, serves_something_good: bool) -> bool {
     !serves_something_good || known.is_some() && known == told_before
 }
