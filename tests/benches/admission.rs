@@ -15,8 +15,7 @@ use tests::examples::{pipeline, with};
 const RULES: usize = 16;
 const ROUNDS: usize = 5;
 const CREATES: usize = 200;
-/// Two calls over TLS, to default and to validate, take longer than rules in the same process; this is how much longer
-/// a create may take with them than without, at the median.
+/// How much longer a create may take with two calls over TLS, to default and to validate, than without: at the median.
 const SLOWER_MAX: f64 = 2.5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

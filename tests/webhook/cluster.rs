@@ -251,11 +251,15 @@ async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
                 } else {
                     format!("'openfilter-{name}'")
                 };
-                cluster.until_refused(object, &by).await;
+                let refused = async || {
+                    Ok(cluster.create_for_real(object).await?.err().filter(|message| message.contains(&by)))
+                };
+                let what = format!("{} is refused by {engine} {name}", object["metadata"]["name"]);
+                cluster.testbed.eventually(&what, WAIT, refused).await.unwrap();
             }
             let accepted = examples("accept.yaml");
             for object in &accepted {
-                let admitted = async || Ok(cluster.create(object, true).await.ok());
+                let admitted = async || Ok(cluster.create_for_real(object).await?.ok());
                 let what = format!("{} is admitted by {engine} {name}", object["metadata"]["name"]);
                 cluster.testbed.eventually(&what, WAIT, admitted).await.unwrap();
             }
@@ -267,7 +271,7 @@ async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
             }
             // What examples stand on; the next ones have others of the same names.
             cluster.kubectl(&["delete", "pipelines", "--all", "--all-namespaces"], &Value::Null);
-            let forgotten = async || Ok(cluster.create(&rejected[0], true).await.ok());
+            let forgotten = async || Ok(cluster.create_for_real(&rejected[0]).await?.ok());
             cluster
                 .testbed
                 .eventually(&format!("{engine} {name} is forgotten"), WAIT, forgotten)

@@ -12,7 +12,7 @@ use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::gvk::GroupVersionKind;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use testbed::{Namespace, Testbed};
+use testbed::{Doing, Namespace, Testbed};
 use tests::examples::{run, with};
 use tests::program::{mortal, program};
 
@@ -142,18 +142,23 @@ impl Cluster {
         self.until_refused(&bad, "denied the request").await;
     }
 
-    /// Waits until a create of this object is refused with these words. For real: on trial, what only stored objects speak
-    /// against is a warning.
+    /// Waits until a create of this object is refused with these words.
     pub async fn until_refused(&self, object: &Value, words: &str) {
-        let refused = async || match self.create(object, false).await {
-            Ok(stored) => {
-                self.api(object).delete(&stored.name_any(), &Default::default()).await.unwrap();
-                Ok(None)
-            }
-            Err(message) => Ok(message.contains(words).then_some(())),
-        };
+        let refused =
+            async || Ok(self.create(object, true).await.err().filter(|message| message.contains(words)));
         let what = format!("{} is refused with {words:?}", object["metadata"]["name"]);
         self.testbed.eventually(&what, WAIT, refused).await.unwrap();
+    }
+
+    /// What becomes of a create that is no trial, and is taken back: on trial, what only stored objects speak against is a
+    /// warning.
+    pub async fn create_for_real(&self, object: &Value) -> testbed::Result<Result<(), String>> {
+        let created = self.create(object, false).await;
+        if let Ok(stored) = &created {
+            let taken_back = self.api(object).delete(&stored.name_any(), &Default::default()).await;
+            taken_back.doing(|| format!("take {} back", stored.name_any()))?;
+        }
+        Ok(created.map(|_stored| ()))
     }
 
     /// The API for an object, in the namespace that it names.
