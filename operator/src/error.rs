@@ -50,6 +50,12 @@ pub fn is_refusal(status: &kube::core::Status) -> bool {
     matches!(status.code, 400 | 403 | 405 | 413 | 422)
 }
 
+/// What is said of a refusal: a quota has a reason of its own, whatever it is about.
+pub fn refused(reason: Reason, what: &str, message: &str) -> Obstacle {
+    let reason = if message.contains("exceeded quota") { Reason::QuotaExceeded } else { reason };
+    reason.because(format!("the API server refuses {what}: {message}"))
+}
+
 /// Something that stands in the way of a run. It is shown as `Degraded`, and most go away by themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {

@@ -5,22 +5,22 @@
 
 #[path = "harness.rs"]
 mod harness;
+#[path = "player.rs"]
+mod player;
 
-use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crds::v1alpha1::Phase;
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use harness::{Lab, counts, filter, phase};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
-use queue::{Server, Worker};
-use serde_json::{Value, json};
+use player::Player;
+use queue::Server;
+use serde_json::json;
 use testbed::Doing;
 use testbed::images::reference;
 use testbed::services::VALKEY_IP;
@@ -151,6 +151,14 @@ impl Bad {
         }
     }
 
+    /// Files that fail in the end.
+    fn failures(self) -> usize {
+        match self {
+            Self::None | Self::Once => 0,
+            Self::Always => self.files() / ONE_BAD_IN,
+        }
+    }
+
     /// What the filter is told by the file.
     fn content(self, number: usize) -> String {
         let bad = match self {
@@ -208,7 +216,7 @@ async fn seconds_of_a_run(lab: &Lab, bad: Bad) -> f64 {
     let execution = json!({"parallelism": PARALLELISM, "maxAttempts": ATTEMPTS, "retryBackoff": default});
     lab.run("r", json!({"execution": execution})).await;
     let (run, took) = timed(lab.finished("r")).await;
-    let failed = if matches!(bad, Bad::Always) { files / ONE_BAD_IN } else { 0 };
+    let failed = bad.failures();
     assert_eq!(counts(&run), (files as i64, (files - failed) as i64, failed as i64));
     took.as_secs_f64()
 }
@@ -227,16 +235,18 @@ async fn seconds_of_a_bare_job(mut lab: Lab, bad: Bad) -> f64 {
     }
     spec["template"] = json!({"spec": pod});
     lab.create::<Job>(json!({"metadata": {"name": "bare"}, "spec": spec})).await;
-    let start = Instant::now();
     let ended = async || {
         let status = lab.api::<Job>().get("bare").await.unwrap().status.unwrap_or_default();
-        let last = |type_: &str| type_ == if matches!(bad, Bad::Always) { "Failed" } else { "Complete" };
-        let ended = status.conditions.unwrap_or_default().iter().any(|condition| last(&condition.type_));
-        Ok(ended.then_some(()))
+        let last = |type_: &str| matches!(type_, "Complete" | "Failed");
+        let has_ended = status.conditions.iter().flatten().any(|condition| last(&condition.type_));
+        Ok(has_ended.then_some(status))
     };
-    lab.eventually("the bare Job ends", ended).await;
-    let took = start.elapsed();
+    let (status, took) = timed(lab.eventually("the bare Job ends", ended)).await;
+    assert_eq!(status.succeeded, Some((bad.files() - bad.failures()) as i32), "{status:?}");
     lab.api::<Job>().delete("bare", &DeleteParams::background()).await.unwrap();
+    // So that nothing of it stays in Valkey.
+    lab.start_operator();
+    lab.delete("twin").await;
     took.as_secs_f64()
 }
 
@@ -314,7 +324,7 @@ async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
     let (run, took) = timed(lab.finished("r")).await;
     playing.abort();
     assert_eq!(counts(&run), (files as i64, files as i64, 0));
-    let latencies = latencies(&player.seen.lock().unwrap().ended, &lab.operator_log());
+    let latencies = player.latencies(&lab.operator_log());
     assert!(latencies.len() >= files, "{} of {files} are known to be settled", latencies.len());
     let requests = metric("openfilter_kubernetes_requests_total").await - before.0;
     // The claims are this process's own.
@@ -332,76 +342,6 @@ fn server(lab: &Lab) -> Server {
     let mut server = Server::at(format!("redis://{VALKEY_IP}:6379"));
     server.password = Some(lab.services.valkey_password.clone().into());
     server
-}
-
-/// Plays claimer, filter and kubelet for every pod.
-struct Player {
-    pods: Api<Pod>,
-    server: Server,
-    stream: String,
-    group: String,
-    work: Duration,
-    seen: Mutex<PodsSeen>,
-}
-
-#[derive(Default)]
-struct PodsSeen {
-    played: HashSet<String>,
-    /// When the API server had taken its end.
-    ended: HashMap<String, Timestamp>,
-}
-
-impl Player {
-    async fn play(self: Arc<Self>) {
-        let events =
-            watcher(self.pods.clone(), watcher::Config::default()).default_backoff().applied_objects();
-        let each = |pod: Pod| {
-            let player = Arc::clone(&self);
-            async move {
-                player.end(&pod.name_any()).await;
-                Ok(())
-            }
-        };
-        events.try_for_each_concurrent(4 * PODS, each).await.unwrap();
-    }
-
-    async fn end(&self, name: &str) {
-        let number = {
-            let mut seen = self.seen.lock().unwrap();
-            if !seen.played.insert(name.to_owned()) {
-                return;
-            }
-            seen.played.len()
-        };
-        let mut worker = Worker::new(self.server.clone(), &self.stream, &self.group, name);
-        if !matches!(worker.claim(Duration::from_secs(30)).await, Ok(Some(_))) {
-            return;
-        }
-        // Half as long to one and a half times as long: pods do not end all at once.
-        tokio::time::sleep(self.work / 2 + self.work / 100 * (number * 37 % 100) as u32).await;
-        let ended = |name: &str| {
-            json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
-                "state": {"terminated": {"exitCode": 0}}})
-        };
-        let status: Value = json!({"status": {"phase": "Succeeded", "initContainerStatuses": [ended("claimer")],
-            "containerStatuses": [ended("main")]}});
-        let _ = self.pods.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await;
-        self.seen.lock().unwrap().ended.insert(name.to_owned(), Timestamp::now());
-    }
-}
-
-/// How long after its end each pod was settled, by the operator's log, in order. The operator may have heard of an end before this
-/// process had the answer.
-fn latencies(ended: &HashMap<String, Timestamp>, log: &str) -> Vec<Duration> {
-    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let settled = lines.filter(|line| line["message"] == "settled").filter_map(|line| {
-        let at: Timestamp = line["timestamp"].as_str()?.parse().ok()?;
-        let ended = ended.get(line["pod"].as_str()?)?;
-        Some(Duration::try_from(at.duration_since(*ended)).unwrap_or_default())
-    });
-    let mut latencies: Vec<Duration> = settled.collect();
-    latencies.sort();
-    latencies
 }
 
 /// A figure of the operator.

@@ -15,7 +15,7 @@ use super::build::owner;
 use super::decide::End;
 use super::memory::Memory;
 use super::status::{self, Outcome, Report};
-use super::{Next, Stop, cleanup, workers};
+use super::{Next, Stop, cleanup, job, workers};
 use crate::context::Context;
 use crate::error::{Error, chain};
 use crate::world::View;
@@ -96,7 +96,7 @@ pub async fn finish(
     }
     let message = status::end_in_words(&outcome, counts);
     if let Some(job) = view.job.as_ref().or(memory.job.as_ref().map(|(job, _)| job)).cloned() {
-        workers::finish_job(ctx, run, &job, counts, &outcome, &message, memory).await?;
+        job::finish(ctx, run, &job, counts, &outcome, &message, memory).await?;
     }
     // Nobody needs the workers' user and Secrets any more.
     WorkerUser::remove(&ctx.valkey, run_id, &run.uid().unwrap_or_default()).await?;

@@ -1,0 +1,226 @@
+//! The one Job of a run: created, and told what becomes of the run.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crds::v1alpha1::{Counts, PipelineRun};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::Stop;
+use super::build::pod::Recipe;
+use super::build::{job, owner};
+use super::memory::Memory;
+use super::status::Outcome;
+use crate::context::Context;
+use crate::error::{Error, Reason, chain, is_refusal, refused};
+use crate::names::MANAGER;
+use crate::pods::{Stage, WorkerPod};
+
+/// How long a Job that was just created may be missing from the watch before it is asked for again.
+const JOB_SHOWN_WITHIN: Duration = Duration::from_secs(10);
+
+/// The Job of the run: what the watch shows, or a new one. `None` while an old one is being deleted.
+pub async fn ensure(
+    ctx: &Context,
+    shown: Option<&Arc<Job>>,
+    recipe: &Recipe<'_>,
+    files: u64,
+    memory: &mut Memory,
+) -> Result<Option<Arc<Job>>, Stop> {
+    let run = recipe.run;
+    if let Some(shown) = shown {
+        memory.job = None;
+        if shown.metadata.deletion_timestamp.is_some() {
+            return Ok(None);
+        }
+        return same_parallelism(ctx, run, shown).await.map(Some);
+    }
+    if let Some((created, since)) = &memory.job
+        && since.elapsed() < JOB_SHOWN_WITHIN
+    {
+        return Ok(Some(Arc::clone(created)));
+    }
+    let api: Api<Job> = ctx.api(run);
+    let wanted = job::job(run, recipe.run_id, recipe, files);
+    let name = wanted.name_any();
+    let found = match api
+        .create(&PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() }, &wanted)
+        .await
+    {
+        Ok(created) => {
+            ctx.tell(run, "JobCreated", format!("created Job {name} for {files} files"));
+            created
+        }
+        // Created before, and the status write was lost: trap 9.
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            api.get(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?
+        }
+        Err(kube::Error::Api(status)) if is_refusal(&status) => {
+            return Err(refused(Reason::JobRefused, "the Job", &status.message).into());
+        }
+        Err(error) => return Err(Error::kubernetes(format!("create Job {name}"))(error).into()),
+    };
+    if !owner::owns(run, &found) {
+        let message = format!(
+            "there is a Job {name} that does not belong to this run; delete it, or give the run another name"
+        );
+        return Err(Reason::NameTaken.because(message).into());
+    }
+    if found.metadata.deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    if found.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) != Some(MANAGER) {
+        // Another controller would run it.
+        let _ = api.delete(&name, &DeleteParams::background()).await;
+        let message = "this cluster drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed";
+        return Err(Reason::JobNotManaged.because(message).into());
+    }
+    let found = Arc::new(found);
+    memory.job = Some((Arc::clone(&found), Instant::now()));
+    Ok(Some(found))
+}
+
+async fn same_parallelism(ctx: &Context, run: &PipelineRun, shown: &Arc<Job>) -> Result<Arc<Job>, Stop> {
+    let wanted = run.spec.execution.parallelism;
+    if shown.spec.as_ref().and_then(|spec| spec.parallelism) == Some(wanted) || job::is_finished(shown) {
+        return Ok(Arc::clone(shown));
+    }
+    let patch = Patch::Merge(json!({"spec": {"parallelism": wanted}}));
+    let api: Api<Job> = ctx.api(run);
+    let patched = api.patch(&shown.name_any(), &PatchParams::default(), &patch).await;
+    Ok(Arc::new(patched.map_err(Error::kubernetes("change the parallelism of the Job"))?))
+}
+
+/// Writes the Job's status while the run goes on.
+pub async fn publish(
+    ctx: &Context,
+    run: &PipelineRun,
+    shown: &Job,
+    counts: Counts,
+    pods: &[Arc<WorkerPod>],
+    suspended: bool,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    let alive = pods.iter().filter(|pod| pod.is_alive());
+    let (active, ready) = alive
+        .fold((0, 0), |(active, ready), pod| (active + 1, ready + i32::from(pod.stage == Stage::Working)));
+    let old = shown.status.clone().unwrap_or_default();
+    let (succeeded, failed) = never_less(counts, shown);
+    let start_time = old.start_time.or_else(|| run.status.as_ref()?.start_time.clone());
+    let changed =
+        old.conditions.unwrap_or_default().into_iter().find(|condition| condition.type_ == "Suspended");
+    let word = if suspended { "True" } else { "False" };
+    let conditions = match (&changed, suspended) {
+        (None, false) => None,
+        (Some(before), _) if before.status == word => Some(json!([before])),
+        (_, _) => {
+            let reason = if suspended { "Suspended" } else { "Resumed" };
+            let now = Time(k8s_openapi::jiff::Timestamp::now());
+            Some(json!([{"type": "Suspended", "status": word, "reason": reason, "lastTransitionTime": now}]))
+        }
+    };
+    let mut status = json!({
+        "active": active,
+        "ready": ready,
+        "succeeded": succeeded,
+        "failed": failed,
+    });
+    if let Some(conditions) = conditions {
+        status["conditions"] = conditions;
+    }
+    // The API server wants no start time of a Job that is suspended.
+    if let Some(start_time) = start_time.filter(|_| !suspended) {
+        status["startTime"] = json!(start_time);
+    }
+    match patch_status(ctx, run, shown, status, memory).await {
+        // Nobody depends on it while the run goes on.
+        Err(error) => {
+            tracing::debug!(error = chain(&error), "the status of the Job was not taken");
+            Ok(())
+        }
+        written => written,
+    }
+}
+
+/// The API server lets a Job's counts only grow. After a loss of data ours begin anew.
+fn never_less(counts: Counts, shown: &Job) -> (i64, i64) {
+    let old = shown.status.as_ref();
+    let (succeeded, failed) = (old.and_then(|old| old.succeeded), old.and_then(|old| old.failed));
+    (counts.succeeded.max(succeeded.unwrap_or(0).into()), counts.failed.max(failed.unwrap_or(0).into()))
+}
+
+/// Writes how the Job ended: in the same pass as the run.
+pub async fn finish(
+    ctx: &Context,
+    run: &PipelineRun,
+    shown: &Job,
+    counts: Counts,
+    outcome: &Outcome,
+    message: &str,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    // What the watch has shown may be older than what was written last, and the counts must not go back.
+    let api: Api<Job> = ctx.api(run);
+    let name = shown.name_any();
+    let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?;
+    let Some(shown) = found.filter(|found| owner::owns(run, found) && !job::is_finished(found)) else {
+        return Ok(());
+    };
+    let (all_succeeded, all_failed) = never_less(counts, &shown);
+    let Outcome { succeeded, reason, start_time, completion_time, .. } = outcome;
+    let condition = |type_: &str| {
+        json!({"type": type_, "status": "True", "reason": reason, "message": message,
+            "lastTransitionTime": completion_time, "lastProbeTime": completion_time})
+    };
+    let types = if *succeeded { ["SuccessCriteriaMet", "Complete"] } else { ["FailureTarget", "Failed"] };
+    let known_start = shown.status.as_ref().and_then(|status| status.start_time.as_ref());
+    let mut status = json!({
+        "active": 0,
+        "ready": 0,
+        "terminating": 0,
+        "succeeded": all_succeeded,
+        "failed": all_failed,
+        "startTime": known_start.or(start_time.as_ref()).unwrap_or(completion_time),
+        "conditions": types.map(condition),
+    });
+    if *succeeded {
+        status["completionTime"] = json!(completion_time);
+    }
+    memory.job_status = None;
+    match patch_status(ctx, run, &shown, status, memory).await {
+        // The run ends whatever the API server thinks of the Job's last word. A right that is missing may come back.
+        Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
+        {
+            tracing::warn!(run = %run.name_any(), doing, error = chain(&source), "the end of the Job was refused");
+            Ok(())
+        }
+        written => written,
+    }
+}
+
+async fn patch_status(
+    ctx: &Context,
+    run: &PipelineRun,
+    shown: &Job,
+    status: Value,
+    memory: &mut Memory,
+) -> Result<(), Error> {
+    if memory.job_status.as_ref() == Some(&status) {
+        return Ok(());
+    }
+    let api: Api<Job> = ctx.api(run);
+    let patch = Patch::Merge(json!({"status": status}));
+    match api.patch_status(&shown.name_any(), &PatchParams::default(), &patch).await {
+        Ok(_) => {
+            memory.job_status = Some(status);
+            Ok(())
+        }
+        // Deleted by hand or by its time to live.
+        Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
+        Err(error) => Err(Error::kubernetes("write the status of the Job")(error)),
+    }
+}
