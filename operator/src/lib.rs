@@ -40,6 +40,7 @@ use context::Context;
 use lease::Election;
 use metrics::Metrics;
 use names::MANAGER;
+use queue::Server;
 use world::World;
 
 /// Why the operator cannot go on.
@@ -59,6 +60,9 @@ pub enum Fatal {
     /// The settings of Valkey are unusable.
     #[error("use Valkey")]
     Valkey(#[source] queue::Error),
+    /// What the workers are told of it is unusable.
+    #[error("use --worker-valkey-url")]
+    WorkerValkey(#[source] queue::Error),
     /// The address is taken, or not ours.
     #[error("listen on {0}")]
     Listen(std::net::SocketAddr, #[source] std::io::Error),
@@ -99,6 +103,9 @@ pub async fn run(settings: Settings) -> Result<(), Fatal> {
     let metrics = Arc::new(Metrics::default());
     let client = client(config, &metrics)?;
     let valkey = settings.valkey.connect().map_err(Fatal::Valkey)?;
+    // What the workers are told is in their pods for everybody to read: a password in it is refused before that.
+    let of_workers = Server { url: settings.worker.valkey_url.clone(), ..settings.valkey.clone() };
+    of_workers.connect().map_err(Fatal::WorkerValkey)?;
     let (stop, stopped) = watch::channel(false);
     let listener =
         TcpListener::bind(settings.listen).await.map_err(|source| Fatal::Listen(settings.listen, source))?;
@@ -211,7 +218,10 @@ async fn work(
     outcome
 }
 
-/// Asks the API server what would become of a Job that the operator manages.
+/// Longest wait for an API server that does not answer.
+const ASK_AGAIN_MAX: Duration = Duration::from_secs(30);
+
+/// Asks the API server what would become of a Job that the operator manages, until it answers.
 async fn check_managed_jobs(client: &Client, namespace: &str) -> Result<(), Fatal> {
     let pod =
         json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "probe", "image": "probe"}]}});
@@ -219,13 +229,23 @@ async fn check_managed_jobs(client: &Client, namespace: &str) -> Result<(), Fata
     let probe = json!({"metadata": metadata, "spec": {"managedBy": MANAGER, "template": pod}});
     let Ok(probe) = serde_json::from_value::<Job>(probe) else { return Ok(()) };
     let jobs: Api<Job> = Api::namespaced(client.clone(), namespace);
-    match jobs.create(&PostParams { dry_run: true, ..PostParams::default() }, &probe).await {
-        Ok(made) if made.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) == Some(MANAGER) => Ok(()),
-        Ok(_) => Err(Fatal::NotManaged),
-        // Each Job is checked again when it is created.
-        Err(error) => {
-            tracing::warn!(error = chain(&error), "could not ask whether the cluster knows managedBy");
-            Ok(())
+    let mut wait = Duration::from_secs(1);
+    loop {
+        match jobs.create(&PostParams { dry_run: true, ..PostParams::default() }, &probe).await {
+            Ok(made) if made.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) == Some(MANAGER) => {
+                return Ok(());
+            }
+            Ok(_) => return Err(Fatal::NotManaged),
+            // Each Job is checked again when it is created.
+            Err(error @ kube::Error::Api(_)) => {
+                tracing::warn!(error = chain(&error), "could not ask whether the cluster knows managedBy");
+                return Ok(());
+            }
+            Err(error) => {
+                tracing::warn!(error = chain(&error), ?wait, "Kubernetes does not answer");
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(ASK_AGAIN_MAX);
+            }
         }
     }
 }

@@ -4,4 +4,5 @@
 mod lease;
 mod lease_api;
 mod listing;
+mod process;
 mod server;
