@@ -263,8 +263,9 @@ fn pod_security(own: Option<&PodSecurityContext>) -> PodSecurityContext {
     serde_json::from_value(merged).unwrap_or(defaults)
 }
 
+/// A variable with exactly this value: Kubernetes would put other variables, also secret ones, in the place of `$(NAME)`.
 fn variable(name: &str, value: impl Into<String>) -> EnvVar {
-    EnvVar { name: name.to_owned(), value: Some(value.into()), value_from: None }
+    EnvVar { name: name.to_owned(), value: Some(value.into().replace('$', "$$")), value_from: None }
 }
 
 fn from_secret(name: &str, secret: &str, key: &str) -> EnvVar {
@@ -305,7 +306,7 @@ mod tests {
             claimer_image: "claimer:1".into(),
             claimer_image_pull_policy: PullPolicy::IfNotPresent,
             valkey_url: "redis://valkey:6379".into(),
-            valkey_ca: None,
+            valkey_ca: Some("a certificate".into()),
             job_retention: Duration::from_secs(60),
         };
         let pending_timeout = Duration::from_secs(900);
@@ -358,6 +359,35 @@ mod tests {
         assert!(
             publisher.env.as_ref().unwrap().iter().all(|variable| variable.name != "SINK_S3_ACCESS_KEY_ID")
         );
+    }
+
+    /// Trap 24: `$(S3_SECRET_ACCESS_KEY)` in a prefix would be replaced by the kubelet, and told in a message.
+    #[test]
+    fn a_value_is_taken_as_it_is() {
+        let prefix = "a$(S3_SECRET_ACCESS_KEY)$$b/";
+        let sink = json!({"bucket": {"name": "out", "prefix": prefix, "endpoint": "s3"}});
+        let spec = template(json!({"sink": sink}), json!({}));
+        let escaped = "a$$(S3_SECRET_ACCESS_KEY)$$$$b/";
+        assert_eq!(value(&spec.containers[0], "SINK_S3_PREFIX")["value"], escaped);
+    }
+
+    #[test]
+    fn every_setting_of_a_bucket_reaches_its_containers() {
+        let bucket = json!({"name": "bkt", "endpoint": "s3", "region": "eu-1", "usePathStyle": true,
+            "insecureSkipTLSVerify": true});
+        let spec = template(json!({"source": {"bucket": bucket}}), json!({}));
+        let claimer = &spec.init_containers.as_ref().unwrap()[0];
+        for (name, wanted) in [
+            ("S3_BUCKET", "bkt"),
+            ("S3_ENDPOINT", "s3"),
+            ("S3_REGION", "eu-1"),
+            ("S3_USE_PATH_STYLE", "true"),
+            ("S3_INSECURE_SKIP_TLS_VERIFY", "true"),
+            ("VALKEY_URL", "redis://valkey:6379"),
+            ("VALKEY_CA_CERTIFICATE", "a certificate"),
+        ] {
+            assert_eq!(value(claimer, name)["value"], wanted, "{name}");
+        }
     }
 
     /// Trap 24.
