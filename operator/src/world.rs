@@ -452,6 +452,41 @@ mod tests {
         assert!(view.pods.is_empty() && view.job.is_none());
     }
 
+    /// Trap 16: nothing waits for the next look of the clock.
+    #[test]
+    fn whatever_a_run_depends_on_touches_it_when_it_comes_and_when_it_goes() {
+        let (world, mut touched) = World::new();
+        world.put(&None, run("a"));
+        world.put(&None, run("b"));
+        let mut touches = |what: &str, wanted: &[&str]| {
+            let mut found: Vec<Uid> = std::iter::from_fn(|| touched.try_recv().ok()).collect();
+            found.sort();
+            assert_eq!(found.iter().map(AsRef::as_ref).collect::<Vec<&str>>(), wanted, "{what}");
+        };
+        touches("runs", &["uid-a", "uid-b"]);
+        let pipeline = json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "Pipeline",
+            "metadata": {"name": "p", "namespace": "a"},
+            "spec": {"source": {"bucket": {"name": "bkt"}}, "filters": []}});
+        world.put(&None, serde_json::from_value::<Pipeline>(pipeline).unwrap());
+        touches("a Pipeline", &["uid-a"]);
+        let grant: ReferenceGrant = serde_json::from_value(json!({"apiVersion": "filter.plainsight.ai/v1alpha1",
+            "kind": "ReferenceGrant", "metadata": {"name": "g", "namespace": "a"}, "spec": {"from": [], "to": []}}))
+        .unwrap();
+        world.put(&None, grant.clone());
+        touches("a grant", &["uid-a", "uid-b"]);
+        world.remove(grant);
+        touches("a grant that is taken back", &["uid-a", "uid-b"]);
+        let labels = json!({RUN_UID_LABEL: "uid-a"});
+        let job = json!({"metadata": {"name": "j", "namespace": "a", "labels": labels}});
+        let job: Job = serde_json::from_value(job).unwrap();
+        world.put(&None, job.clone());
+        touches("a Job", &["uid-a"]);
+        world.remove(job);
+        touches("a Job that is deleted", &["uid-a"]);
+        world.remove(run("a"));
+        touches("a run that is gone", &["uid-a"]);
+    }
+
     #[test]
     fn only_changes_that_matter_touch_a_run() {
         let (world, mut touched) = World::new();
