@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crds::rules::EndpointPolicy;
 use crds::v1alpha1::PipelineRun;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::core::NamespaceResourceScope;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -69,16 +70,36 @@ impl Context {
 
     /// Tells people that a run got on.
     pub fn tell(&self, run: &PipelineRun, reason: &str, note: impl Into<String>) {
-        self.publish(run, EventType::Normal, reason, note.into());
+        self.publish(run, EventType::Normal, reason, note.into(), None);
     }
 
     /// Warns people about a run.
     pub fn warn(&self, run: &PipelineRun, reason: &str, note: impl Into<String>) {
-        self.publish(run, EventType::Warning, reason, note.into());
+        self.publish(run, EventType::Warning, reason, note.into(), None);
+    }
+
+    /// Warns people about a run, because of one of its pods. Warnings for the same reason become one with the first one's
+    /// words, unless they are about different pods.
+    pub fn warn_about(&self, run: &PipelineRun, pod: &str, reason: &str, note: impl Into<String>) {
+        let pod = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            name: Some(pod.to_owned()),
+            namespace: run.namespace(),
+            ..ObjectReference::default()
+        };
+        self.publish(run, EventType::Warning, reason, note.into(), Some(pod));
     }
 
     /// Not waited for: an event that is lost is no reason to stop.
-    fn publish(&self, run: &PipelineRun, type_: EventType, reason: &str, mut note: String) {
+    fn publish(
+        &self,
+        run: &PipelineRun,
+        type_: EventType,
+        reason: &str,
+        mut note: String,
+        secondary: Option<ObjectReference>,
+    ) {
         note.truncate(note.floor_char_boundary(NOTE_BYTES_MAX));
         let (recorder, about) = (self.recorder.clone(), run.object_ref(&()));
         let event = Event {
@@ -86,7 +107,7 @@ impl Context {
             reason: reason.to_owned(),
             note: Some(note).filter(|note| !note.is_empty()),
             action: "Reconcile".to_owned(),
-            secondary: None,
+            secondary,
         };
         tokio::spawn(async move {
             let sent = tokio::time::timeout(Duration::from_secs(10), recorder.publish(&event, &about)).await;

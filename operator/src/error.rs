@@ -27,9 +27,9 @@ pub enum Error {
         /// Kind and name.
         what: String,
     },
-    /// A stored snapshot cannot be read.
-    #[error("read or write the snapshot of the Pipeline")]
-    Snapshot(#[source] serde_json::Error),
+    /// A stored snapshot cannot be read, or an outcome not be written.
+    #[error("read or write what is stored as JSON")]
+    Json(#[source] serde_json::Error),
     /// The machine gives no random numbers.
     #[error("make a random name: {0}")]
     Random(getrandom::Error),
@@ -42,6 +42,12 @@ impl Error {
     /// Wraps an error of the client.
     pub fn kubernetes(doing: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
         move |source| Self::Kubernetes { doing: doing.into(), source: Box::new(source) }
+    }
+
+    /// Whether the API server will say the same as long as nothing changes.
+    pub fn is_refusal(&self) -> bool {
+        let Self::Kubernetes { source, .. } = self else { return false };
+        matches!(&**source, kube::Error::Api(status) if is_refusal(status))
     }
 }
 
@@ -113,7 +119,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether only a person can help: nothing is tried again before something changes.
+    /// Whether only a person can help: tools need not wait for it. It is looked at again now and then nonetheless.
     pub fn is_stalled(self) -> bool {
         match self {
             Self::InvalidSpec | Self::RunIdTaken | Self::RunIdUsed | Self::JobNotManaged => true,

@@ -46,12 +46,12 @@ pub struct Metrics {
     registry: Registry,
     described: Vec<Described>,
     runs: Family<PhaseLabel, Gauge>,
+    runs_degraded: Family<ReasonLabel, Gauge>,
     files_settled: Family<OutcomeLabel, Counter>,
     pass_duration: Histogram,
     pass_errors: Family<ErrorLabel, Counter>,
     pods_created: Counter,
     pods_deleted: Counter,
-    pod_start_failures: Family<ReasonLabel, Counter>,
     listing_pages: Counter,
     listing_files: Counter,
     settle_latency: Histogram,
@@ -104,6 +104,11 @@ impl Metrics {
     pub fn new() -> Self {
         let mut add = Registration { registry: Registry::with_prefix(PREFIX), described: Vec::new() };
         let runs = add.family("runs", "phase", "PipelineRuns by phase");
+        let runs_degraded = add.family(
+            "runs_degraded",
+            "reason",
+            "PipelineRuns that something holds up, by reason of their condition Degraded",
+        );
         let files_settled =
             add.family("files_settled", "outcome", "Attempts at files, by what became of them");
         let pass_duration =
@@ -111,8 +116,6 @@ impl Metrics {
         let pass_errors = add.family("pass_errors", "error", "Passes over a run that failed, by error");
         let pods_created = add.plain("pods_created", "Pods that were created");
         let pods_deleted = add.plain("pods_deleted", "Pods that were deleted");
-        let pod_start_failures =
-            add.family("pod_start_failures", "reason", "Pods that could not start, by reason of Kubernetes");
         let listing_pages = add.plain("listing_pages", "Pages of buckets that were listed and queued");
         let listing_files = add.plain("listing_files", "Files that were listed and queued");
         let settle_latency = add.seconds(
@@ -129,12 +132,12 @@ impl Metrics {
             registry,
             described,
             runs,
+            runs_degraded,
             files_settled,
             pass_duration,
             pass_errors,
             pods_created,
             pods_deleted,
-            pod_start_failures,
             listing_pages,
             listing_files,
             settle_latency,
@@ -150,6 +153,12 @@ impl Metrics {
     pub fn set_runs(&self, phase: &str, runs: usize) {
         let label = PhaseLabel { phase: phase.to_owned() };
         self.runs.get_or_create(&label).set(i64::try_from(runs).unwrap_or(i64::MAX));
+    }
+
+    /// How many runs something holds up, for this reason. Say it of every reason too.
+    pub fn set_degraded(&self, reason: &str, runs: usize) {
+        let label = ReasonLabel { reason: reason.to_owned() };
+        self.runs_degraded.get_or_create(&label).set(i64::try_from(runs).unwrap_or(i64::MAX));
     }
 
     /// Files were settled.
@@ -175,11 +184,6 @@ impl Metrics {
     /// A pod was deleted.
     pub fn pod_deleted(&self) {
         self.pods_deleted.inc();
-    }
-
-    /// A pod could not start; the reason as Kubernetes calls it, without its message.
-    pub fn pod_start_failed(&self, reason: &str) {
-        self.pod_start_failures.get_or_create(&ReasonLabel { reason: reason.to_owned() }).inc();
     }
 
     /// A page was listed and queued.
@@ -288,7 +292,7 @@ mod tests {
         metrics.pass_failed("Observe");
         metrics.pod_created();
         metrics.pod_deleted();
-        metrics.pod_start_failed("ImagePullBackOff");
+        metrics.set_degraded("ImagePullFailed", 1);
         metrics.page_listed(1_000);
         metrics.settled_after(Duration::from_secs(2));
         metrics.valkey_failed("Unavailable");
@@ -307,7 +311,7 @@ mod tests {
             "openfilter_pass_errors_total{error=\"Observe\"} 1",
             "openfilter_pods_created_total 1",
             "openfilter_pods_deleted_total 1",
-            "openfilter_pod_start_failures_total{reason=\"ImagePullBackOff\"} 1",
+            "openfilter_runs_degraded{reason=\"ImagePullFailed\"} 1",
             "openfilter_listing_pages_total 1",
             "openfilter_listing_files_total 1000",
             "openfilter_settle_latency_seconds_sum 2.0",

@@ -11,9 +11,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
+use strum::VariantArray;
 
 use crate::context::Context;
 use crate::error::{Error, Reason, chain};
+use crate::metrics::Metrics;
 use crate::run::build::secret;
 use crate::world::Key;
 
@@ -30,7 +32,7 @@ pub async fn keep_statuses(ctx: Arc<Context>) {
     let mut checked: HashMap<Key, (Option<i64>, Instant, Verdict)> = HashMap::new();
     loop {
         let runs = ctx.world.runs();
-        count_phases(&ctx, &runs);
+        count(&ctx.metrics, &runs);
         let runs = newest_runs(&runs);
         let pipelines = ctx.world.pipelines();
         checked.retain(|key, _| pipelines.iter().any(|pipeline| key_of(pipeline) == *key));
@@ -68,14 +70,27 @@ pub async fn keep_statuses(ctx: Arc<Context>) {
     }
 }
 
-fn count_phases(ctx: &Context, runs: &[Arc<PipelineRun>]) {
+fn count(metrics: &Metrics, runs: &[Arc<PipelineRun>]) {
     use Phase::{Failed, Listing, Pending, Running, Succeeded, Suspended};
     for phase in [Pending, Listing, Running, Suspended, Succeeded, Failed] {
         let in_it = runs
             .iter()
             .filter(|run| run.status.as_ref().and_then(|status| status.phase).unwrap_or_default() == phase);
-        ctx.metrics.set_runs(&phase.to_string(), in_it.count());
+        metrics.set_runs(&phase.to_string(), in_it.count());
     }
+    let mut degraded: HashMap<&str, usize> = HashMap::new();
+    for condition in runs.iter().filter_map(|run| degraded_of(run)) {
+        *degraded.entry(condition.reason.as_str()).or_default() += 1;
+    }
+    for reason in Reason::VARIANTS.iter().map(Reason::as_ref) {
+        metrics.set_degraded(reason, degraded.get(reason).copied().unwrap_or_default());
+    }
+}
+
+/// What holds up a run, if anything does. One that has ended has other reasons.
+fn degraded_of(run: &PipelineRun) -> Option<&Condition> {
+    let mut conditions = run.status.as_ref()?.conditions.iter();
+    conditions.find(|condition| condition.type_ == "Degraded" && condition.status == "True")
 }
 
 fn key_of(pipeline: &Pipeline) -> Key {
@@ -208,6 +223,22 @@ mod tests {
             run("a", "2026-01-01T00:00:00Z"),
         ];
         assert_eq!(newest_runs(&runs)[&("n".to_owned(), "p".to_owned())].name_any(), "c");
+    }
+
+    /// An alert must go away with its cause.
+    #[test]
+    fn runs_that_are_held_up_are_counted_by_reason_while_they_are() {
+        let metrics = Metrics::new();
+        let mut held_up = PipelineRun::clone(&run("a", "2026-01-01T00:00:00Z"));
+        let condition = json!({"type": "Degraded", "status": "True", "reason": "ImagePullFailed", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        held_up.status = serde_json::from_value(json!({"conditions": [condition]})).unwrap();
+        let has = |line: &str| metrics.encode().unwrap().lines().any(|found| found == line);
+        count(&metrics, &[Arc::new(held_up), run("b", "2026-01-01T00:00:00Z")]);
+        assert!(has("openfilter_runs_degraded{reason=\"ImagePullFailed\"} 1"));
+        assert!(has("openfilter_runs_degraded{reason=\"QuotaExceeded\"} 0"));
+        count(&metrics, &[]);
+        assert!(has("openfilter_runs_degraded{reason=\"ImagePullFailed\"} 0"));
     }
 
     #[test]

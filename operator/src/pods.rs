@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
 use crate::names::CLAIMER;
@@ -23,6 +24,8 @@ pub struct WorkerPod {
     pub deleting: Option<Deleting>,
     /// No container of it runs any more.
     pub stopped: bool,
+    /// It is deleted, and only a finalizer, which is none of ours, keeps the object.
+    pub held: bool,
 }
 
 /// How long a pod that is being deleted may take.
@@ -80,13 +83,14 @@ pub struct Failed {
 }
 
 /// Words by which the kubelet says that a container does not start; it tries again by itself.
-const STUCK: [&str; 9] = [
+const STUCK: [&str; 10] = [
     "ErrImagePull",
     "ImagePullBackOff",
     "InvalidImageName",
     "ErrImageNeverPull",
     "ImageInspectError",
     "RegistryUnavailable",
+    "SignatureValidationFailed",
     "CreateContainerConfigError",
     "CreateContainerError",
     "RunContainerError",
@@ -105,7 +109,7 @@ impl WorkerPod {
         });
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let stopped = matches!(phase, Some("Succeeded" | "Failed"));
-        Self { name: pod.name_any(), stage, since, claiming, deleting, stopped }
+        Self { name: pod.name_any(), stage, since, claiming, deleting, stopped, held: is_held(&pod.metadata) }
     }
 
     /// Whether it has ended.
@@ -137,6 +141,12 @@ impl WorkerPod {
             | Stage::Succeeded => false,
         }
     }
+}
+
+/// Whether nothing but somebody's finalizer keeps a pod: it is deleted, and its time to end is over.
+pub fn is_held(pod: &ObjectMeta) -> bool {
+    let has_finalizers = pod.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
+    pod.deletion_timestamp.is_some() && pod.deletion_grace_period_seconds == Some(0) && has_finalizers
 }
 
 impl Stage {
@@ -340,6 +350,20 @@ mod tests {
             read(json!({"phase": "Failed", "reason": "OutOfcpu"})).died_without_a_file(),
             "the node did not take it"
         );
+    }
+
+    #[test]
+    fn only_a_finalizer_holds_a_pod_whose_time_is_over() {
+        let held = |metadata: Value| is_held(&serde_json::from_value(metadata).unwrap());
+        let (now, finalizers) = ("2026-01-01T00:00:00Z", ["example.com/hold"]);
+        let over =
+            json!({"deletionTimestamp": now, "deletionGracePeriodSeconds": 0, "finalizers": finalizers});
+        assert!(held(over));
+        let ending =
+            json!({"deletionTimestamp": now, "deletionGracePeriodSeconds": 30, "finalizers": finalizers});
+        assert!(!held(ending), "its containers may still run");
+        assert!(!held(json!({"deletionTimestamp": now, "deletionGracePeriodSeconds": 0})), "it goes at once");
+        assert!(!held(json!({"finalizers": finalizers})));
     }
 
     #[test]

@@ -34,7 +34,8 @@ impl AddressGuard {
         Self(Arc::new(allows))
     }
 
-    fn allows(&self, address: IpAddr) -> bool {
+    /// Whether connections may be made to this address.
+    pub fn allows(&self, address: IpAddr) -> bool {
         (self.0)(address)
     }
 }

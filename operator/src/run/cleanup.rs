@@ -76,7 +76,12 @@ pub async fn finalize(ctx: &Context, view: &View, memory: &mut Memory) -> Result
             return Err(error);
         }
         tracing::warn!(run = %run_id, error = chain(&error), "a deleted run is removed from Valkey later");
-        note(ctx, &run.uid().unwrap_or_default(), Some(&run_id.key("work"))).await?;
+        match note(ctx, &run.uid().unwrap_or_default(), Some(&run_id.key("work"))).await {
+            Err(error) if error.is_refusal() => {
+                tracing::warn!(run = %run_id, error = chain(&error), "what a deleted run has in Valkey stays there");
+            }
+            noted => noted?,
+        }
     }
     let others: Vec<String> =
         run.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).cloned().collect();

@@ -32,8 +32,8 @@ pub enum Plan {
     GoOn {
         /// Pods to create.
         create: u64,
-        /// Whether pods that have no file are removed, because none may be started.
-        drop_idle: bool,
+        /// Pods to remove, if they have no file: none may be started, or fewer at once than before.
+        dismiss: u64,
         /// When to look again, if nothing happens before.
         wake: Option<Duration>,
     },
@@ -77,12 +77,12 @@ pub fn decide(seen: &Seen<'_>) -> Plan {
     let left = limits.timeout.map(|timeout| timeout.saturating_sub(age));
     let wake = [left, stats.next_retry].into_iter().flatten().min();
     if suspended {
-        return Plan::GoOn { create: 0, drop_idle: true, wake };
+        return Plan::GoOn { create: 0, dismiss: alive, wake };
     }
     // A file that waits for its back-off needs no pod before it is due.
     let demand = limits.parallelism.min(stats.queued - stats.delayed + stats.running);
     let create = if backing_off { 0 } else { demand.saturating_sub(alive) };
-    Plan::GoOn { create, drop_idle: false, wake }
+    Plan::GoOn { create, dismiss: alive.saturating_sub(limits.parallelism), wake }
 }
 
 fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
@@ -149,14 +149,15 @@ mod tests {
         assert_eq!(creates(plan(&stats(100, 6, 0, 0), &ten, 8)), 2);
         assert_eq!(creates(plan(&stats(3, 0, 97, 0), &ten, 0)), 3, "no pod without a file");
         assert_eq!(creates(plan(&stats(0, 3, 97, 0), &ten, 3)), 0, "those that run are enough");
-        assert_eq!(creates(plan(&stats(100, 0, 0, 0), &ten, 15)), 0, "parallelism was lowered");
+        let lowered = plan(&stats(100, 0, 0, 0), &ten, 15);
+        assert_eq!(lowered, Plan::GoOn { create: 0, dismiss: 5, wake: None }, "those without a file may go");
     }
 
     #[test]
     fn a_file_that_waits_for_its_back_off_needs_no_pod_yet() {
         let waiting = Stats { delayed: 4, next_retry: Some(Duration::from_secs(7)), ..stats(4, 0, 6, 0) };
         let plan = plan(&waiting, &limits(json!({})), 0);
-        assert_eq!(plan, Plan::GoOn { create: 0, drop_idle: false, wake: Some(Duration::from_secs(7)) });
+        assert_eq!(plan, Plan::GoOn { create: 0, dismiss: 0, wake: Some(Duration::from_secs(7)) });
     }
 
     #[test]
@@ -170,7 +171,7 @@ mod tests {
             age: Duration::ZERO,
             backing_off: false,
         };
-        assert_eq!(decide(&seen), Plan::GoOn { create: 0, drop_idle: true, wake: None });
+        assert_eq!(decide(&seen), Plan::GoOn { create: 0, dismiss: 1, wake: None });
     }
 
     #[test]
@@ -204,7 +205,7 @@ mod tests {
                 backing_off: false,
             })
         };
-        assert_eq!(at(59), Plan::GoOn { create: 0, drop_idle: false, wake: Some(Duration::from_secs(1)) });
+        assert_eq!(at(59), Plan::GoOn { create: 0, dismiss: 0, wake: Some(Duration::from_secs(1)) });
         assert_eq!(at(60), Plan::End(End::TimedOut));
     }
 

@@ -18,6 +18,7 @@ use super::status::{self, Outcome, Report};
 use super::{Next, Stop, cleanup, job, workers};
 use crate::context::Context;
 use crate::error::{Error, chain};
+use crate::pods::is_held;
 use crate::world::View;
 
 /// How soon to look whether the last pods are gone, should the watch not say so.
@@ -39,9 +40,9 @@ pub async fn close(
         completion_time: ended(start_time.as_ref(), Timestamp::now()),
         start_time,
         job_name: report.job_name.clone(),
-        recent_failures: report.recent_failures.clone(),
+        recent_failures: report.recent_failures.clone().unwrap_or_default(),
     };
-    let outcome = serde_json::to_string(&outcome).map_err(Error::Snapshot)?;
+    let outcome = serde_json::to_string(&outcome).map_err(Error::Json)?;
     let ending = if end.is_abort() { Ending::Abort { reason: end.as_ref() } } else { Ending::Finish };
     loop {
         match queue.close(ending, &outcome, &ctx.settings.retention).await? {
@@ -78,9 +79,10 @@ pub async fn finish(
     report.phase = Some(Phase::Running);
     report.counts = Some(counts);
     memory.listing = None;
-    if !view.pods.is_empty() {
+    let pods: Vec<_> = view.pods.iter().filter(|pod| !pod.held).collect();
+    if !pods.is_empty() {
         // Nobody waits for a kubelet to tidy up after a pod that has stopped, or for one that does not answer.
-        let (at_once, others): (Vec<_>, Vec<_>) = view.pods.iter().partition(|pod| {
+        let (at_once, others): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| {
             pod.stopped || pod.deleting.is_some_and(|going| going.since.elapsed() > going.grace + LOOK_AGAIN)
         });
         let names = |pods: Vec<&std::sync::Arc<crate::pods::WorkerPod>>| {
@@ -101,11 +103,6 @@ pub async fn finish(
     // Nobody needs the workers' user and Secrets any more.
     WorkerUser::remove(&ctx.valkey, run_id, &run.uid().unwrap_or_default()).await?;
     cleanup::remove_secrets(ctx, run).await?;
-    if outcome.succeeded {
-        ctx.tell(run, &outcome.reason, message);
-    } else {
-        ctx.warn(run, &outcome.reason, message);
-    }
     report.outcome = Some(outcome);
     Ok(Next::Done)
 }
@@ -115,7 +112,8 @@ async fn remove_unseen(ctx: &Context, run: &PipelineRun, memory: &mut Memory) ->
     let pods: Api<Pod> = ctx.api(run);
     let ours = owner::pods(run);
     let listed = pods.list_metadata(&ours).await.map_err(Error::kubernetes("list the pods of the run"))?;
-    let names: Vec<String> = listed.items.iter().map(ResourceExt::name_any).collect();
+    let unseen = listed.items.iter().filter(|pod| !is_held(&pod.metadata));
+    let names: Vec<String> = unseen.map(ResourceExt::name_any).collect();
     workers::remove_pods(ctx, run, &names, true, memory).await?;
     Ok(!names.is_empty())
 }

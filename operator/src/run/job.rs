@@ -16,7 +16,7 @@ use super::build::{job, owner};
 use super::memory::Memory;
 use super::status::Outcome;
 use crate::context::Context;
-use crate::error::{Error, Reason, chain, is_refusal, refused};
+use crate::error::{Error, Obstacle, Reason, chain, is_refusal, refused};
 use crate::names::MANAGER;
 use crate::pods::{Stage, WorkerPod};
 
@@ -47,22 +47,17 @@ pub async fn ensure(
     let api: Api<Job> = ctx.api(run);
     let wanted = job::job(run, recipe.run_id, recipe, files);
     let name = wanted.name_any();
-    let found = match api
-        .create(&PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() }, &wanted)
-        .await
-    {
-        Ok(created) => {
+    // By a dry run first: another controller would start pods of a Job that is not ours to manage, before we could delete it.
+    if create(&api, &wanted, true).await?.is_some_and(|job| !is_managed(&job)) {
+        return Err(not_managed().into());
+    }
+    let found = match create(&api, &wanted, false).await? {
+        Some(created) => {
             ctx.tell(run, "JobCreated", format!("created Job {name} for {files} files"));
             created
         }
         // Created before, and the status write was lost: trap 9.
-        Err(kube::Error::Api(status)) if status.code == 409 => {
-            api.get(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?
-        }
-        Err(kube::Error::Api(status)) if is_refusal(&status) => {
-            return Err(refused(Reason::JobRefused, "the Job", &status.message).into());
-        }
-        Err(error) => return Err(Error::kubernetes(format!("create Job {name}"))(error).into()),
+        None => api.get(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?,
     };
     if !owner::owns(run, &found) {
         let message = format!(
@@ -73,15 +68,37 @@ pub async fn ensure(
     if found.metadata.deletion_timestamp.is_some() {
         return Ok(None);
     }
-    if found.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) != Some(MANAGER) {
-        // Another controller would run it.
+    if !is_managed(&found) {
+        // Since a moment ago.
         let _ = api.delete(&name, &DeleteParams::background()).await;
-        let message = "this cluster drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed";
-        return Err(Reason::JobNotManaged.because(message).into());
+        return Err(not_managed().into());
     }
     let found = Arc::new(found);
     memory.job = Some((Arc::clone(&found), Instant::now()));
     Ok(Some(found))
+}
+
+/// Creates the Job; `None` if there is one of its name.
+async fn create(api: &Api<Job>, wanted: &Job, dry_run: bool) -> Result<Option<Job>, Stop> {
+    let params = PostParams { dry_run, field_manager: Some(MANAGER.into()) };
+    match api.create(&params, wanted).await {
+        Ok(created) => Ok(Some(created)),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+        Err(kube::Error::Api(status)) if is_refusal(&status) => {
+            Err(refused(Reason::JobRefused, "the Job", &status.message).into())
+        }
+        Err(error) => Err(Error::kubernetes(format!("create Job {}", wanted.name_any()))(error).into()),
+    }
+}
+
+fn is_managed(job: &Job) -> bool {
+    job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) == Some(MANAGER)
+}
+
+fn not_managed() -> Obstacle {
+    Reason::JobNotManaged.because(
+        "this cluster drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed",
+    )
 }
 
 async fn same_parallelism(ctx: &Context, run: &PipelineRun, shown: &Arc<Job>) -> Result<Arc<Job>, Stop> {

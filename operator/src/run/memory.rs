@@ -20,6 +20,8 @@ const RECENT_FAILURES_MAX: usize = 10;
 const FAILURES_TOLD_MAX: usize = 10;
 /// A pod that the watch has not shown after this long was not created after all.
 const CREATION_SHOWN_WITHIN: Duration = Duration::from_secs(60);
+/// The same of one whose creation the API server has answered with an error: it is over, and the watch is only a little late.
+const FAILURE_SHOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// What is remembered of a run.
 #[derive(Default)]
@@ -46,7 +48,7 @@ pub struct Memory {
     pub lost: bool,
     /// The Job as it was created, until the watch shows it.
     pub job: Option<(Arc<Job>, Instant)>,
-    /// Pods that were created and not shown by the watch yet.
+    /// Pods that were asked for and not shown by the watch yet, and until when they may be.
     in_flight: HashMap<String, Instant>,
     /// Pods whose file is settled.
     pub settled: HashSet<String>,
@@ -71,8 +73,12 @@ pub struct Memory {
     /// The newest files that failed for good, newest last.
     failures: VecDeque<FailedFile>,
     failures_told: usize,
-    /// The reason that people were warned of last.
-    pub warned: Option<crate::error::Reason>,
+    /// Valkey has forgotten those that the status still shows.
+    older_failures_forgotten: bool,
+    /// What people were told last to stand in the way.
+    pub obstacle: Option<Obstacle>,
+    /// Passes that have failed, one after the other.
+    pub failed_passes: u32,
     /// Since when the run is being deleted.
     pub deleting: Option<Instant>,
 }
@@ -90,6 +96,13 @@ impl Memory {
     pub fn queue_lost(&mut self, now: Instant) {
         self.loss_backoff.failed(now);
         self.forget_queue();
+    }
+
+    /// Valkey has forgotten all that became of files: nothing that was known of them holds any more.
+    pub fn everything_lost(&mut self) {
+        self.lost = true;
+        self.failures.clear();
+        self.older_failures_forgotten = true;
     }
 
     /// The listing failed, and got as far as this.
@@ -120,7 +133,12 @@ impl Memory {
 
     /// A pod was asked for.
     pub fn created(&mut self, pod: &str, now: Instant) {
-        self.in_flight.insert(pod.to_owned(), now);
+        self.in_flight.insert(pod.to_owned(), now + CREATION_SHOWN_WITHIN);
+    }
+
+    /// The API server answered with an error that leaves open whether there is a pod.
+    pub fn perhaps_created(&mut self, pod: &str, now: Instant) {
+        self.in_flight.insert(pod.to_owned(), now + FAILURE_SHOWN_WITHIN);
     }
 
     /// Pods that were asked for and are not among these. Trap 31: without them a slow watch would let us create too many.
@@ -129,9 +147,7 @@ impl Memory {
             for pod in shown {
                 self.in_flight.remove(&pod.name);
             }
-            self.in_flight.retain(|pod, since| {
-                !self.gone.contains_key(pod) && now.duration_since(*since) < CREATION_SHOWN_WITHIN
-            });
+            self.in_flight.retain(|pod, until| !self.gone.contains_key(pod) && now < *until);
         }
         self.in_flight.len() as u64
     }
@@ -158,6 +174,7 @@ impl Memory {
     /// The newest failures, newest first; those that the status knew come after our own.
     pub fn recent_failures(&self, known: &[FailedFile]) -> Vec<FailedFile> {
         let own = self.failures.iter().rev();
+        let known = if self.older_failures_forgotten { &[] } else { known };
         let older = known.iter().filter(|known| !self.failures.iter().any(|own| own.file == known.file));
         own.chain(older).take(RECENT_FAILURES_MAX).cloned().collect()
     }
@@ -208,6 +225,7 @@ mod tests {
             claiming: None,
             deleting: None,
             stopped: false,
+            held: false,
         })
     }
 
@@ -223,6 +241,17 @@ mod tests {
         assert_eq!(memory.in_flight(&[], now), 0, "b was there and is gone");
         memory.created("c", now);
         assert_eq!(memory.in_flight(&[], now + CREATION_SHOWN_WITHIN), 0, "c was lost");
+    }
+
+    /// A burst of errors must not keep us from trying again for a minute.
+    #[test]
+    fn a_creation_that_was_answered_with_an_error_counts_for_a_moment_only() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        memory.created("unanswered", now);
+        memory.created("failed", now);
+        memory.perhaps_created("failed", now);
+        assert_eq!(memory.in_flight(&[], now), 2);
+        assert_eq!(memory.in_flight(&[], now + FAILURE_SHOWN_WITHIN), 1);
     }
 
     #[test]
@@ -262,5 +291,7 @@ mod tests {
         let shown = memory.recent_failures(&known);
         assert_eq!(shown.len(), 10);
         assert_eq!((shown[0].file.as_str(), shown[9].file.as_str()), ("19", "10"));
+        memory.everything_lost();
+        assert_eq!(memory.recent_failures(&known), [], "Valkey knows nothing of them");
     }
 }

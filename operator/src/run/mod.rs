@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::run_id::RunId;
-use crds::v1alpha1::{Phase, PipelineRun};
+use crds::v1alpha1::{FailedFile, Phase, PipelineRun};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -53,6 +53,9 @@ const PASS_MAX: Duration = Duration::from_secs(120);
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// First wait after a pass that failed.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
+
+/// What the API server says to so many passes before this one is not the weather of a moment: an admission webhook is down, say.
+const LASTING: u32 = 4;
 
 /// When to look again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +94,7 @@ impl From<Obstacle> for Stop {
 
 /// Looks after a run until it needs nobody any more.
 pub async fn look_after(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
-    let (mut memory, mut failures) = (Memory::default(), 0_u32);
+    let mut memory = Memory::default();
     loop {
         let Ok(permit) = ctx.passes.acquire().await else { return };
         let started = Instant::now();
@@ -101,7 +104,7 @@ pub async fn look_after(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
         match passed.unwrap_or(Err(Error::TooLong(PASS_MAX))) {
             Ok(Next::Done) => return,
             Ok(Next::Within(wait)) => {
-                failures = 0;
+                memory.failed_passes = 0;
                 tokio::select! {
                     () = tokio::time::sleep(wait.min(RESYNC)) => {}
                     () = wake.notified() => tokio::time::sleep(GATHER).await,
@@ -112,8 +115,8 @@ pub async fn look_after(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
                 if let Error::Queue(error) = &error {
                     ctx.metrics.valkey_failed(error.as_ref());
                 }
-                let wait = RETRY_FIRST.saturating_mul(1 << failures.min(8)).min(RESYNC);
-                failures += 1;
+                let wait = RETRY_FIRST.saturating_mul(1 << memory.failed_passes.min(8)).min(RESYNC);
+                memory.failed_passes += 1;
                 tracing::warn!(uid = %uid, reason = error.as_ref(), error = chain(&error), ?wait, "a pass failed");
                 tokio::time::sleep(wait).await;
             }
@@ -131,7 +134,8 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
     }
     if status::is_finished(run) {
         // One that was asked for before the end, and came after it.
-        let late: Vec<String> = view.pods.iter().map(|pod| pod.name.clone()).collect();
+        let late = view.pods.iter().filter(|pod| !pod.held);
+        let late: Vec<String> = late.map(|pod| pod.name.clone()).collect();
         workers::remove_pods(ctx, run, &late, true, memory).await?;
         publish::acknowledge(ctx, run).await?;
         return Ok(Next::Done);
@@ -157,7 +161,10 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
                 Error::Queue(queue::Error::Closed { .. }) => memory.forget_queue(),
                 _ => {}
             }
-            report.obstacle = obstacle_of(&error).or_else(|| memory.creation_problem.clone());
+            report.obstacle = obstacle_of(&error, memory.failed_passes)
+                .or_else(|| memory.creation_problem.clone())
+                // A pass that failed has not found out that what was in the way is gone.
+                .or_else(|| memory.obstacle.clone());
             Err(error)
         }
     };
@@ -170,19 +177,20 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
     })
 }
 
-/// What people are told of an error: not of the weather of one moment, but of what keeps the run from going on.
-fn obstacle_of(error: &Error) -> Option<Obstacle> {
+/// What people are told of an error after so many passes that failed: not of the weather of one moment, but of what keeps the
+/// run from going on.
+fn obstacle_of(error: &Error, failed_passes: u32) -> Option<Obstacle> {
     match error {
         Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. }) => None,
         Error::Queue(_) => Some(Reason::QueueUnavailable.because(chain(error))),
         Error::NotOurs { .. } => Some(Reason::NameTaken.because(chain(error))),
         Error::Kubernetes { source, .. } => match source.as_ref() {
-            kube::Error::Api(status) if is_refusal(status) => {
+            kube::Error::Api(status) if is_refusal(status) || failed_passes >= LASTING => {
                 Some(Reason::OperatorRefused.because(chain(error)))
             }
             _ => None,
         },
-        Error::Snapshot(_) | Error::Random(_) | Error::TooLong(_) => None,
+        Error::Json(_) | Error::Random(_) | Error::TooLong(_) => None,
     }
 }
 
@@ -205,8 +213,6 @@ async fn advance(
     let run = &view.run;
     let run_id = setup::run_id(run)?;
     report.run_id = Some(run_id.to_string());
-    let known = run.status.as_ref().map(|status| status.recent_failures.as_slice()).unwrap_or_default();
-    report.recent_failures = memory.recent_failures(known);
     report.job_name = view.job.as_ref().map(|job| job.name_any());
     let limits = setup::limits(ctx, run)?;
     // The queue before the Pipeline: a run that was executed before needs none.
@@ -216,6 +222,7 @@ async fn advance(
             return ending::finish(ctx, view, &run_id, &finished, memory, report).await;
         }
     };
+    report.recent_failures = Some(memory.recent_failures(known_failures(run)));
     let snapshot = setup::snapshot(ctx, run, &run_id, memory).await?;
     setup::restore(ctx, run, &run_id, &snapshot, &queue, memory, RESYNC).await?;
     let prepared = Prepared { run_id, limits, snapshot, queue };
@@ -233,6 +240,11 @@ async fn advance(
         }
     }
     process::process(ctx, view, &prepared, memory, report).await
+}
+
+/// Failed files that the status shows.
+fn known_failures(run: &PipelineRun) -> &[FailedFile] {
+    run.status.as_ref().map(|status| status.recent_failures.as_slice()).unwrap_or_default()
 }
 
 /// Whether files are still to be found.
@@ -286,7 +298,7 @@ async fn list(
     }
     let Prepared { run_id, snapshot, queue, .. } = prepared;
     let keys = setup::credentials(ctx, run, run_id, snapshot).await?;
-    let bucket = setup::source_bucket(ctx, &snapshot.spec.source.bucket, keys)?;
+    let bucket = setup::source_bucket(&ctx.settings, &snapshot.spec.source.bucket, keys)?;
     let prefix = snapshot.prefix(run);
     let (include, exclude) = snapshot.globs(run);
     let selection = Selection::new(prefix, include, exclude)
@@ -315,4 +327,22 @@ fn age(run: &PipelineRun) -> Duration {
     let start = run.status.as_ref().and_then(|status| status.start_time.as_ref());
     let age = start.map(|start| Timestamp::now().duration_since(start.0));
     age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(code: u16) -> Error {
+        let status = kube::core::Status::failure("failed calling webhook", "InternalError").with_code(code);
+        Error::kubernetes("create Job r-job")(kube::Error::Api(status.boxed()))
+    }
+
+    #[test]
+    fn a_refusal_is_told_at_once_and_an_error_once_it_lasts() {
+        let told = |code, failed_passes| obstacle_of(&answer(code), failed_passes).map(|told| told.reason);
+        assert_eq!(told(403, 0), Some(Reason::OperatorRefused));
+        assert_eq!(told(500, 0), None);
+        assert_eq!(told(500, LASTING), Some(Reason::OperatorRefused));
+    }
 }

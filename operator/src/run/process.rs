@@ -15,7 +15,9 @@ use super::memory::Memory;
 use super::settle::Settling;
 use super::status::{self, Report};
 use super::workers::{self, BATCH};
-use super::{GATHER, Next, PUBLISH_EVERY, Prepared, RESYNC, Stop, age, end_run, is_to_be_listed, job};
+use super::{
+    GATHER, Next, PUBLISH_EVERY, Prepared, RESYNC, Stop, age, end_run, is_to_be_listed, job, known_failures,
+};
 use crate::context::Context;
 use crate::error::{Error, Reason};
 use crate::pods::Stage;
@@ -50,27 +52,29 @@ pub async fn process(
         memory.listed = false;
         return Ok(Next::Within(Duration::ZERO));
     }
-    let known = run.status.as_ref().map(|status| status.recent_failures.as_slice()).unwrap_or_default();
-    report.recent_failures = memory.recent_failures(known);
+    report.recent_failures = Some(memory.recent_failures(known_failures(run)));
 
     let suspended = run.spec.suspend || view.job.as_deref().is_some_and(is_suspended);
-    let alive =
-        view.pods.iter().filter(|pod| pod.is_alive() && !memory.settled.contains(&pod.name)).count() as u64;
-    let alive = alive + memory.in_flight(&view.pods, now);
+    let in_flight = memory.in_flight(&view.pods, now);
+    let is_done = |name: &String| memory.settled.contains(name) || memory.removed.contains(name);
+    let alive = view.pods.iter().filter(|pod| pod.is_alive() && !is_done(&pod.name)).count() as u64;
     let seen = Seen {
         stats: &stats,
         limits,
-        alive,
+        alive: alive + in_flight,
         suspended: suspended || memory.withheld.is_some(),
         age: age(run),
         backing_off: memory.creation_backoff.left(now).is_some(),
     };
     let plan = decide::decide(&seen);
     workers::remove_pods(ctx, run, &settled.lost, true, memory).await?;
-    let (create, drop_idle, wake) = match plan {
+    let (create, dismiss, wake) = match plan {
         Plan::End(end) => return end_run(ctx, run, prepared, end, memory, report).await,
-        Plan::GoOn { create, drop_idle, wake } => (create, drop_idle, wake),
+        Plan::GoOn { create, dismiss, wake } => (create, dismiss, wake),
     };
+    if create == 0 && in_flight == 0 && !seen.backing_off {
+        forget_creation_problem(memory);
+    }
 
     let recipe = Recipe {
         run,
@@ -84,8 +88,8 @@ pub async fn process(
     if suspended {
         report.phase = Some(Phase::Suspended);
     }
-    if drop_idle {
-        dismiss_idle(ctx, view, queue, memory).await?;
+    if dismiss > 0 {
+        dismiss_idle(ctx, view, queue, dismiss, memory).await?;
     }
     let mut more = settled.removable.len() == BATCH;
     if let Some(job) = &job {
@@ -108,6 +112,13 @@ pub async fn process(
         [wake, promoted.next, backing_off, file_timeout(limits, view, now), stuck_timeout(ctx, view, now)];
     let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC).max(GATHER);
     Ok(Next::Within(if more { Duration::ZERO } else { soonest }))
+}
+
+/// There are as many pods as are needed, so that none is refused any more.
+fn forget_creation_problem(memory: &mut Memory) {
+    if memory.creation_problem.as_ref().is_some_and(|problem| problem.reason != Reason::WorkersFailing) {
+        memory.creation_problem = None;
+    }
 }
 
 /// Workers that claim files show that what was wrong with them is mended.
@@ -136,22 +147,26 @@ async fn write_job(
     }
 }
 
-/// Pods that wait for a file would claim one, although none may be started.
+/// Pods that wait for a file would claim one, although none may be started, or not so many at once. Those that have not even
+/// started go first.
 async fn dismiss_idle(
     ctx: &Context,
     view: &View,
     queue: &RunQueue,
+    most: u64,
     memory: &mut Memory,
 ) -> Result<(), Error> {
     let waiting = view.pods.iter().filter(|pod| pod.is_alive() && pod.stage != Stage::Working);
-    let waiting: Vec<String> =
-        waiting.map(|pod| pod.name.clone()).filter(|name| !memory.removed.contains(name)).collect();
+    let mut waiting: Vec<_> = waiting.filter(|pod| !memory.removed.contains(&pod.name)).collect();
+    waiting.sort_by_key(|pod| pod.stage == Stage::Claiming);
+    let waiting: Vec<String> = waiting.into_iter().map(|pod| pod.name.clone()).collect();
     if waiting.is_empty() {
         return Ok(());
     }
     let claims = queue.claims_of(&waiting).await?;
-    let idle: Vec<String> =
-        waiting.into_iter().filter(|name| !claims.iter().any(|claim| claim.consumer == *name)).collect();
+    let has_file = |name: &String| claims.iter().any(|claim| claim.consumer == *name);
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let idle: Vec<String> = waiting.into_iter().filter(|name| !has_file(name)).take(most).collect();
     memory.dismissed.extend(idle.iter().cloned());
     workers::remove_pods(ctx, &view.run, &idle, false, memory).await
 }

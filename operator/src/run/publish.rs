@@ -13,7 +13,7 @@ use super::PUBLISH_EVERY;
 use super::memory::Memory;
 use super::status::{self, Report};
 use crate::context::Context;
-use crate::error::{Error, Reason};
+use crate::error::Error;
 
 /// Writes the status, if there is something to say. Returns when to come back if it is too early to say it, or if another
 /// operator has said something meanwhile.
@@ -46,7 +46,10 @@ pub async fn publish(
         }
     }
     let (written, again) = match write(ctx, &known, &status).await? {
-        Written::Ours => (status, None),
+        Written::Ours => {
+            tell_end(ctx, run, report);
+            (status, None)
+        }
         Written::Gone => return Ok(None),
         // It may know more than we do, so the next pass builds on it.
         Written::Others(newer) => (*newer, Some(PUBLISH_EVERY)),
@@ -107,15 +110,22 @@ pub async fn acknowledge(ctx: &Context, run: &PipelineRun) -> Result<(), Error> 
     }
 }
 
+/// The end is told by whoever wrote it, so that it is told once.
+fn tell_end(ctx: &Context, run: &PipelineRun, report: &Report) {
+    let Some(outcome) = &report.outcome else { return };
+    let message = status::end_in_words(outcome, report.counts.unwrap_or_default());
+    if outcome.succeeded {
+        ctx.tell(run, &outcome.reason, message);
+    } else {
+        ctx.warn(run, &outcome.reason, message);
+    }
+}
+
 /// One event for each new obstacle, however many passes it stays.
 fn warn_once(ctx: &Context, run: &PipelineRun, report: &Report, memory: &mut Memory) {
-    use Reason::{ContainerStartFailed, ImagePullFailed, PodsUnschedulable};
-    let reason = report.obstacle.as_ref().map(|obstacle| obstacle.reason);
-    if let Some(obstacle) = report.obstacle.as_ref().filter(|_| memory.warned != reason) {
-        if matches!(obstacle.reason, ImagePullFailed | ContainerStartFailed | PodsUnschedulable) {
-            ctx.metrics.pod_start_failed(obstacle.reason.as_ref());
-        }
+    let last = memory.obstacle.as_ref().map(|obstacle| obstacle.reason);
+    if let Some(obstacle) = report.obstacle.as_ref().filter(|obstacle| last != Some(obstacle.reason)) {
         ctx.warn(run, obstacle.reason.as_ref(), obstacle.message.clone());
     }
-    memory.warned = reason;
+    memory.obstacle = report.obstacle.clone();
 }

@@ -58,13 +58,14 @@ pub struct Settled {
     pub without_a_file: Vec<Arc<WorkerPod>>,
 }
 
-fn outcome(fate: &Fate) -> Outcome {
+fn outcome(fate: &Fate) -> Option<Outcome> {
     match fate {
-        Fate::Succeeded => Outcome::Succeeded,
-        Fate::Retrying { .. } => Outcome::Retried,
-        Fate::DeadLettered { .. } => Outcome::Failed,
+        Fate::Succeeded => Some(Outcome::Succeeded),
+        Fate::Retrying { .. } => Some(Outcome::Retried),
+        Fate::DeadLettered { .. } => Some(Outcome::Failed),
+        Fate::Released => Some(Outcome::Released),
         // Settled before, by another operator: it has counted it.
-        Fate::Released | Fate::Ignored => Outcome::Released,
+        Fate::Ignored => None,
     }
 }
 
@@ -111,7 +112,8 @@ impl Settling<'_> {
         let now = self.now;
         let overdue =
             |pod: &WorkerPod| pod.deleting.is_some_and(|going| now >= going.since + going.grace + LOST_AFTER);
-        settled.lost = self.pods.iter().filter(|pod| overdue(pod)).map(|pod| pod.name.clone()).collect();
+        let lost = self.pods.iter().filter(|pod| overdue(pod) && !pod.held);
+        settled.lost = lost.map(|pod| pod.name.clone()).collect();
         for pod in self.pods.iter().filter(|pod| !self.memory.settled.contains(&pod.name)) {
             let start_timeout = self.ctx.settings.start_timeout;
             let verdict = match (&pod.stage, pod.deleting) {
@@ -187,7 +189,9 @@ impl Settling<'_> {
         }
         let fates = self.queue.settle(settlements, &self.limits.retry).await?;
         for (settlement, fate) in settlements.iter().zip(fates) {
-            self.ctx.metrics.settled(outcome(&fate), 1);
+            if let Some(outcome) = outcome(&fate) {
+                self.ctx.metrics.settled(outcome, 1);
+            }
             let failure = match &settlement.verdict {
                 Verdict::Failed(failure) | Verdict::Rejected(failure) => Some(failure),
                 Verdict::Succeeded | Verdict::Released => None,
@@ -202,7 +206,11 @@ impl Settling<'_> {
 
     fn dead_lettered(&mut self, file: &str, attempts: u32, failure: &Failure, pod: Option<&str>) {
         if self.memory.may_tell_of_a_failure() {
-            self.ctx.warn(self.run, "FileFailed", format!("{file}: {}", failure.reason()));
+            let note = format!("{file}: {}", failure.reason());
+            match pod {
+                Some(pod) => self.ctx.warn_about(self.run, pod, "FileFailed", note),
+                None => self.ctx.warn(self.run, "FileFailed", note),
+            }
         }
         self.memory.failed(FailedFile {
             file: file[..file.floor_char_boundary(1_024)].to_owned(),
@@ -238,9 +246,13 @@ impl Settling<'_> {
         let (mut absent, mut after) = (HashSet::new(), None);
         loop {
             let page = self.queue.pending(after.as_ref(), Duration::ZERO, PAGE).await?;
-            let unknown =
-                page.iter().map(|claim| &claim.consumer).filter(|pod| !known.contains(pod.as_str()));
-            absent.extend(unknown.cloned());
+            for claim in &page {
+                // A file that was settled is pending again: Valkey went back to before that. Its pod is judged once more.
+                self.memory.settled.remove(&claim.consumer);
+                if !known.contains(claim.consumer.as_str()) {
+                    absent.insert(claim.consumer.clone());
+                }
+            }
             match page.last() {
                 Some(last) if page.len() == PAGE => after = Some(last.entry.clone()),
                 _ => break,
@@ -261,7 +273,8 @@ impl Settling<'_> {
         };
         let reclaimed = self.queue.reclaim(Duration::ZERO, &self.limits.retry, judge).await?;
         for fate in &reclaimed.fates {
-            self.ctx.metrics.settled(Outcome::Reclaimed, 1);
+            let failed = matches!(fate, Fate::DeadLettered { .. });
+            self.ctx.metrics.settled(if failed { Outcome::Failed } else { Outcome::Reclaimed }, 1);
             if let Fate::DeadLettered { file, attempts } = fate {
                 let failure =
                     Failure::new("PodGone: its pod was deleted or its node was lost before it ended", None);

@@ -21,8 +21,9 @@ use super::build::{owner, secret};
 use super::limits::Limits;
 use super::memory::Memory;
 use super::{Stop, cleanup};
+use crate::args::Settings;
 use crate::context::Context;
-use crate::error::{Error, Reason};
+use crate::error::{Error, Obstacle, Reason};
 use crate::names::{self, EPOCH_ANNOTATION, MANAGER};
 
 /// How long the operator waits for an answer of the storage, and how often it asks.
@@ -61,7 +62,7 @@ pub async fn snapshot(
     let stored = match found {
         Some(stored) => stored,
         None => {
-            let wanted = Snapshot::of(&*pipeline(ctx, run)?).stored(run, run_id).map_err(Error::Snapshot)?;
+            let wanted = Snapshot::of(&*pipeline(ctx, run)?).stored(run, run_id).map_err(Error::Json)?;
             match api.create(&PostParams::default(), &wanted).await {
                 Err(kube::Error::Api(status)) if status.code == 409 => {
                     api.get(&name).await.map_err(Error::kubernetes("read the snapshot of the Pipeline"))?
@@ -73,7 +74,7 @@ pub async fn snapshot(
     if !owner::owns(run, &stored) {
         return Err(Error::NotOurs { what: format!("ControllerRevision {name}") }.into());
     }
-    let snapshot = Arc::new(Snapshot::read(&stored).map_err(Error::Snapshot)?);
+    let snapshot = Arc::new(Snapshot::read(&stored).map_err(Error::Json)?);
     memory.snapshot = Some(Arc::clone(&snapshot));
     Ok(snapshot)
 }
@@ -139,7 +140,7 @@ pub async fn credentials(
     Ok(source)
 }
 
-async fn credentials_secret(ctx: &Context, wanted: &Credentials<'_>) -> Result<Secret, Stop> {
+async fn credentials_secret(ctx: &Context, wanted: &Credentials) -> Result<Secret, Stop> {
     let Credentials { name, namespace, .. } = wanted;
     let api: Api<Secret> = Api::namespaced(ctx.client.clone(), namespace);
     let found =
@@ -153,7 +154,7 @@ async fn credentials_secret(ctx: &Context, wanted: &Credentials<'_>) -> Result<S
     })
 }
 
-fn keys(wanted: &Credentials<'_>, found: &Secret) -> Result<Keys, Stop> {
+fn keys(wanted: &Credentials, found: &Secret) -> Result<Keys, Stop> {
     let text = |key: &str| {
         secret::text(found, key).ok_or_else(|| {
             let Credentials { name, namespace, .. } = wanted;
@@ -198,12 +199,16 @@ async fn apply_secret(ctx: &Context, run: &PipelineRun, wanted: &Secret) -> Resu
 }
 
 /// The bucket that is listed.
-pub fn source_bucket(ctx: &Context, bucket: &Bucket, keys: Option<Keys>) -> Result<storage::Bucket, Stop> {
+pub fn source_bucket(
+    settings: &Settings,
+    bucket: &Bucket,
+    keys: Option<Keys>,
+) -> Result<storage::Bucket, Obstacle> {
     let endpoint = Some(bucket.endpoint.as_str()).filter(|endpoint| !endpoint.is_empty());
     let endpoint = endpoint.map(storage::parse_endpoint).transpose();
     let endpoint = endpoint
         .map_err(|error| Reason::PipelineInvalid.because(format!("source.bucket.endpoint: {error}")))?;
-    let networks = ctx.settings.allowed_networks.clone();
+    let networks = settings.allowed_networks.clone();
     let guard = AddressGuard::new(move |address| {
         crds::rules::EndpointPolicy { allowed_networks: &networks, allowed_hosts: &[] }.allows(address)
     });
@@ -211,7 +216,7 @@ pub fn source_bucket(ctx: &Context, bucket: &Bucket, keys: Option<Keys>) -> Resu
     let by_name = endpoint
         .as_ref()
         .and_then(|url| url.host_str())
-        .is_some_and(|host| ctx.settings.allowed_hosts.iter().any(|allowed| allowed == host));
+        .is_some_and(|host| settings.allowed_hosts.iter().any(|allowed| allowed == host));
     Ok(storage::Bucket {
         name: bucket.name.clone(),
         endpoint,
@@ -284,9 +289,10 @@ async fn user(
         None => WorkerUser::generate(run_id, &run.uid().unwrap_or_default())?,
     };
     let before = found.as_ref().and_then(secret::epoch);
-    if before != Some(queue.epoch()) {
-        let mut wanted = secret::queue(run, run_id, &user);
-        wanted.metadata.annotations = Some([(EPOCH_ANNOTATION.to_owned(), queue.epoch().to_owned())].into());
+    let mut wanted = secret::queue(run, run_id, &user);
+    wanted.metadata.annotations = Some([(EPOCH_ANNOTATION.to_owned(), queue.epoch().to_owned())].into());
+    let is_whole = found.as_ref().is_some_and(|found| found.data == wanted.data);
+    if before != Some(queue.epoch()) || !is_whole {
         if found.as_ref().is_some_and(|found| !owner::owns(run, found)) {
             return Err(Error::NotOurs { what: format!("Secret {name}") }.into());
         }
@@ -294,8 +300,8 @@ async fn user(
         api.patch(&name, &params, &Patch::Apply(&wanted))
             .await
             .map_err(Error::kubernetes(format!("apply Secret {name}")))?;
-        if before.is_some() {
-            memory.lost = true;
+        if before.is_some_and(|before| before != queue.epoch()) {
+            memory.everything_lost();
             ctx.warn(run, Reason::QueueLost.as_ref(), "Valkey has lost the queue of this run: the bucket is listed again, and files may be processed twice");
         }
     }
@@ -343,6 +349,13 @@ fn spec_hash(run: &PipelineRun) -> String {
             *value = Value::Null;
         }
     }
+    // A map and a set, which may be written in any order.
+    let by_text = |one: &Value| one.to_string();
+    for path in ["/env", "/execution/nonRetryableExitCodes"] {
+        if let Some(items) = spec.pointer_mut(path).and_then(Value::as_array_mut) {
+            items.sort_by_key(by_text);
+        }
+    }
     let mut text = String::new();
     canonical(&spec, &mut text);
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -381,10 +394,49 @@ fn canonical(value: &Value, out: &mut String) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::args::Args;
+    use clap::Parser;
 
     fn hash(spec: Value) -> String {
         let run = json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelineRun", "metadata": {"name": "r"}, "spec": spec});
         spec_hash(&serde_json::from_value(run).unwrap())
+    }
+
+    fn listed(bucket: Value, settings: &[&str]) -> storage::Bucket {
+        let needed = ["operator", "--valkey-url", "redis://v:6379", "--claimer-image", "c:1"];
+        let settings = Args::try_parse_from(needed.iter().chain(settings)).unwrap().usable().unwrap();
+        source_bucket(&settings, &serde_json::from_value(bucket).unwrap(), None).unwrap()
+    }
+
+    /// Trap 23: whoever writes a Pipeline must not make the operator ask the metadata service.
+    #[test]
+    fn the_operator_asks_only_allowed_addresses() {
+        let metadata_service: std::net::IpAddr = "169.254.169.254".parse().unwrap();
+        let bucket = json!({"name": "bkt", "endpoint": "http://inside.example:9000"});
+        let is_asked = |settings: &[&str]| {
+            let guard = listed(bucket.clone(), settings).addresses;
+            guard.is_none_or(|guard| guard.allows(metadata_service))
+        };
+        assert!(!is_asked(&[]));
+        assert!(is_asked(&["--allowed-endpoint-networks", "169.254.0.0/16"]));
+        assert!(is_asked(&["--allowed-endpoint-hosts", "inside.example"]));
+        assert!(!is_asked(&["--allowed-endpoint-hosts", "other.example"]));
+    }
+
+    /// Trap 19.
+    #[test]
+    fn the_bucket_is_listed_as_the_pipeline_says() {
+        let all = listed(
+            json!({"name": "bkt", "endpoint": "s3.example", "region": "eu-1", "usePathStyle": true,
+                "insecureSkipTLSVerify": true}),
+            &[],
+        );
+        assert_eq!(all.endpoint.unwrap().as_str(), "https://s3.example/");
+        assert_eq!((all.name.as_str(), all.region.as_deref()), ("bkt", Some("eu-1")));
+        assert!(all.path_style && all.skip_tls_verify);
+        let least = listed(json!({"name": "bkt"}), &[]);
+        assert!(least.endpoint.is_none() && least.region.is_none(), "those of AWS");
+        assert!(!least.skip_tls_verify && least.keys.is_none());
     }
 
     #[test]
@@ -395,5 +447,18 @@ mod tests {
         assert_ne!(hash(json!({"pipelineRef": {"name": "q"}})), plain);
         assert_ne!(hash(json!({"pipelineRef": {"name": "p"}, "execution": {"maxAttempts": 4}})), plain);
         assert_eq!(hash(json!({"execution": {}, "pipelineRef": {"name": "p"}})), plain);
+    }
+
+    /// The webhook accepts another order as no change, so the ledger must too.
+    #[test]
+    fn the_order_of_variables_and_exit_codes_means_nothing() {
+        let with = |env: [&str; 2], codes: [i32; 2]| {
+            let env = env.map(|name| json!({"name": name, "value": "1"}));
+            hash(
+                json!({"pipelineRef": {"name": "p"}, "env": env, "execution": {"nonRetryableExitCodes": codes}}),
+            )
+        };
+        assert_eq!(with(["A", "B"], [2, 3]), with(["B", "A"], [3, 2]));
+        assert_ne!(with(["A", "B"], [2, 3]), with(["A", "C"], [2, 3]));
     }
 }

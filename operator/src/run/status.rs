@@ -26,7 +26,7 @@ pub struct Report {
     /// What stands in the way.
     pub obstacle: Option<Obstacle>,
     /// The newest files that failed for good.
-    pub recent_failures: Vec<FailedFile>,
+    pub recent_failures: Option<Vec<FailedFile>>,
     /// How the run ended.
     pub outcome: Option<Outcome>,
 }
@@ -73,7 +73,7 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         .or_else(|| report.start_time.clone());
     let completion_time = outcome.map(|outcome| outcome.completion_time.clone());
     let duration = start_time.as_ref().zip(completion_time.as_ref()).map(|(start, end)| between(start, end));
-    let failures = outcome.map_or(&report.recent_failures, |outcome| &outcome.recent_failures);
+    let failures = outcome.map(|outcome| &outcome.recent_failures).or(report.recent_failures.as_ref());
     PipelineRunStatus {
         observed_generation: run.metadata.generation,
         run_id: report.run_id.clone().or(old.run_id),
@@ -89,7 +89,7 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         start_time,
         completion_time,
         duration,
-        recent_failures: if failures.is_empty() { old.recent_failures } else { failures.clone() },
+        recent_failures: failures.cloned().unwrap_or(old.recent_failures),
         conditions: conditions(run, report, phase, listed, counts.unwrap_or_default(), now),
     }
 }

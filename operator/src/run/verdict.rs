@@ -35,8 +35,8 @@ fn reason(failed: &Failed) -> String {
     let Failed { container, exit_code, reason, message } = failed;
     let message = message.trim();
     let what = match (container.as_deref(), exit_code) {
-        // The claimer's own message begins with the class of the failure.
-        (Some(CLAIMER | PUBLISHER), _) if !message.is_empty() => return message.to_owned(),
+        // The claimer's own message begins with the class of the failure. Killed, it has left none: then this is its log.
+        (Some(CLAIMER | PUBLISHER), Some(10..=24 | 143)) if !message.is_empty() => return message.to_owned(),
         (Some(name), Some(_)) if reason == "OOMKilled" => {
             format!("OOMKilled: {name} used more memory than its limit")
         }
@@ -90,6 +90,7 @@ mod tests {
             claiming: None,
             deleting: None,
             stopped: true,
+            held: false,
         }
     }
 
@@ -141,5 +142,7 @@ mod tests {
             reason_of(&failed(Some(CLAIMER), Some(15), "Error", "ObjectGone: 404")),
             "ObjectGone: 404"
         );
+        let killed = failed(Some(CLAIMER), Some(137), "OOMKilled", "claimed s3://bkt/a (attempt 1)");
+        assert!(reason_of(&killed).starts_with("OOMKilled: claimer"), "{}", reason_of(&killed));
     }
 }

@@ -106,10 +106,11 @@ async fn create_at_once(
             Err(error) => {
                 if let kube::Error::Api(status) = &error {
                     memory.creation_problem = Some(pods_refused(&status.message));
-                    // Its namespace is going, a quota is counted at this moment, or the server is too busy. Of another error
-                    // nobody knows whether the pod was created before it.
+                    // Its namespace is going, a quota is counted at this moment, or the server is too busy.
                     if (400..500).contains(&status.code) {
                         memory.not_created(&name);
+                    } else {
+                        memory.perhaps_created(&name, Instant::now());
                     }
                 }
                 creation.failure = Some(error);
@@ -166,7 +167,11 @@ pub fn died_without_a_file(pods: &[Arc<WorkerPod>], memory: &mut Memory) {
         return;
     }
     let said = if message.is_empty() { reason } else { message };
-    memory.creation_backoff.failed(Instant::now());
+    // Those that die while we wait were created before: many that die one after the other are one failure.
+    let now = Instant::now();
+    if memory.creation_backoff.left(now).is_none() {
+        memory.creation_backoff.failed(now);
+    }
     memory.creation_problem =
         Some(Reason::WorkersFailing.because(format!("worker pods end before they claim a file: {said}")));
 }
@@ -236,10 +241,34 @@ mod tests {
                 claiming: None,
                 deleting: None,
                 stopped: false,
+                held: false,
             })
         };
         let pods: Vec<_> = stages.iter().enumerate().map(pod).collect();
         start_problem(&pods, START_TIMEOUT, since + after).map(|problem| problem.reason)
+    }
+
+    /// Many pods of one lost node die in one pass after the other.
+    #[test]
+    fn pods_that_die_while_we_wait_do_not_make_us_wait_longer() {
+        let failed =
+            Failed { container: None, exit_code: None, reason: "NodeLost".into(), message: String::new() };
+        let pod = Arc::new(WorkerPod {
+            name: "p".into(),
+            stage: Stage::Failed(failed),
+            since: Instant::now(),
+            claiming: None,
+            deleting: None,
+            stopped: true,
+            held: false,
+        });
+        let mut memory = Memory::default();
+        for _ in 0..7 {
+            died_without_a_file(&[Arc::clone(&pod)], &mut memory);
+        }
+        let left = memory.creation_backoff.left(Instant::now());
+        assert!(left.is_some_and(|left| left <= Duration::from_secs(1)), "{left:?}");
+        assert!(memory.creation_problem.is_some());
     }
 
     /// Trap 11: the kubelet says of a sandbox, a volume or a runtime class that fails only in events.

@@ -69,17 +69,14 @@ impl Snapshot {
     }
 
     /// The Secrets of both buckets, with the role that each plays and the namespace that it is in.
-    pub fn secrets(&self) -> Vec<Credentials<'_>> {
+    pub fn secrets(&self) -> Vec<Credentials> {
         let sink = self.spec.sink.as_ref().map(|sink| (Role::Sink, &sink.bucket));
         let buckets = std::iter::once((Role::Source, &self.spec.source.bucket)).chain(sink);
-        let named = |(role, bucket): (Role, &'_ Bucket)| {
-            let SecretReference { name, namespace } = bucket.credentials_secret.as_ref()?;
-            Some((role, name.clone(), namespace.clone().unwrap_or_else(|| self.namespace.clone())))
+        let named = |(role, bucket): (Role, &Bucket)| {
+            let SecretReference { name, namespace } = bucket.credentials_secret.clone()?;
+            Some(Credentials { role, name, namespace: namespace.unwrap_or_else(|| self.namespace.clone()) })
         };
-        buckets
-            .filter_map(|(role, bucket)| named((role, bucket)).map(|found| (found, bucket)))
-            .map(|((role, name, namespace), bucket)| Credentials { role, bucket, name, namespace })
-            .collect()
+        buckets.filter_map(named).collect()
     }
 }
 
@@ -95,11 +92,9 @@ pub enum Role {
 
 /// A Secret with keys, and what it is for.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Credentials<'a> {
+pub struct Credentials {
     /// For which bucket.
     pub role: Role,
-    /// The bucket itself.
-    pub bucket: &'a Bucket,
     /// Name of the Secret.
     pub name: String,
     /// Its namespace.
