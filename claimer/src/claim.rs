@@ -44,8 +44,6 @@ pub(crate) enum ClaimError {
     Broken { source: Error },
     #[error("unusable settings")]
     Settings { source: Error },
-    #[error("ended by a signal")]
-    Terminated,
 }
 
 impl ClaimError {
@@ -56,7 +54,6 @@ impl ClaimError {
             Self::Closed { .. } => Exit::RunClosed,
             Self::Broken { .. } => Exit::QueueBroken,
             Self::Settings { .. } => Exit::BadSettings,
-            Self::Terminated => Exit::Terminated,
         }
     }
 }

@@ -32,7 +32,7 @@ pub enum Exit {
     ObjectGone = 15,
     /// The object is not the one that was listed: its etag, length or checksum differs.
     ObjectChanged = 16,
-    /// The storage does not answer, answers 5xx, or its certificate is not trusted; after all tries.
+    /// The storage does not answer, answers 408, 429 or 5xx, or its certificate is not trusted; after all tries.
     StorageUnreachable = 17,
     /// No space left in the workspace.
     DiskFull = 18,
@@ -96,6 +96,8 @@ pub(crate) enum Failure {
     Publish(#[from] PublishError),
     #[error("listen for signals")]
     Signals(#[source] std::io::Error),
+    #[error("ended by a signal")]
+    Terminated,
 }
 
 impl Failure {
@@ -107,6 +109,7 @@ impl Failure {
             Self::Workspace(error) => error.exit(),
             Self::Publish(error) => error.exit(),
             Self::Signals(error) => Exit::of_io(error),
+            Self::Terminated => Exit::Terminated,
         }
     }
 }

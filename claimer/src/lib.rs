@@ -24,7 +24,6 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use exit::Exit;
 
 use args::{ClaimSettings, Command, Parsed};
-use claim::ClaimError;
 use exit::Failure;
 use workspace::Workspace;
 
@@ -82,5 +81,5 @@ async fn terminated() -> Result<(), Failure> {
         _ = term.recv() => {}
         _ = int.recv() => {}
     }
-    Err(ClaimError::Terminated.into())
+    Err(Failure::Terminated)
 }

@@ -97,10 +97,13 @@ impl Target<'_> {
                 );
             }
         }
-        uploaded
+        let (sent, answered) = uploaded?;
+        // A checksum without a number of parts is one of the whole, which nobody made here.
+        same(&sent, answered.as_deref().filter(|answered| answered.contains('-')))
     }
 
-    async fn parts(&self, file: &Found, id: &str) -> Result<(), UploadError> {
+    /// Uploads the parts and puts them together. Returns the checksum of what was sent, and the one of the answer.
+    async fn parts(&self, file: &Found, id: &str) -> Result<(String, Option<String>), UploadError> {
         let size = part_size(file.size);
         let parts = (0..file.size).step_by(size as usize).zip(1..).map(async |(start, number)| {
             let length = size.min(file.size - start);
@@ -116,11 +119,12 @@ impl Target<'_> {
         });
         // In order, as the last request lists them.
         let parts: Vec<_> = stream::iter(parts).buffered(PARTS_AT_A_TIME).try_collect().await?;
+        let sent = checksum_of_checksums(&parts);
         let parts = CompletedMultipartUpload::builder().set_parts(Some(parts)).build();
         let complete =
             self.client.complete_multipart_upload().bucket(self.bucket).key(self.key).upload_id(id);
-        complete.multipart_upload(parts).send().await.map_err(StorageError::from)?;
-        Ok(())
+        let answer = complete.multipart_upload(parts).send().await.map_err(StorageError::from)?;
+        Ok((sent, answer.checksum_sha256))
     }
 }
 
@@ -136,6 +140,16 @@ fn same(sent: &str, answered: Option<&str>) -> Result<(), UploadError> {
         }
         _ => Ok(()),
     }
+}
+
+/// What services keep for an upload in parts: a SHA-256 of the parts' SHA-256, and how many they are.
+fn checksum_of_checksums(parts: &[CompletedPart]) -> String {
+    let mut sum = Algorithm::Sha256.into_impl();
+    for part in parts.iter().filter_map(CompletedPart::checksum_sha256) {
+        // Encoded by us.
+        sum.update(&base64::decode(part).unwrap_or_default());
+    }
+    format!("{}-{}", base64::encode(sum.finalize()), parts.len())
 }
 
 /// A piece of a file as a body that can be sent again, and its SHA-256.

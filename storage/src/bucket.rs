@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aws_credential_types::Credentials;
 use aws_sdk_s3::Client;
-use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::retry::{RetryConfig, RetryPartition, TokenBucket};
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
     BehaviorVersion, Region, RequestChecksumCalculation, ResponseChecksumValidation,
@@ -16,10 +16,11 @@ use url::Url;
 use crate::guard::{self, AddressGuard};
 use crate::insecure;
 use crate::keys::Keys;
+use crate::retry::RetryByStatus;
 
 /// A connection within a cluster or a region takes milliseconds; a host that is gone takes for ever.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Waits between tries of one request: doubling from the first to the last.
+/// Longest waits between tries of one request: doubling from the first to the last.
 pub const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 /// What services that have no regions expect in a signature.
 const NO_REGION: &str = "us-east-1";
@@ -66,6 +67,10 @@ impl Bucket {
                     .with_initial_backoff(BACKOFF.0)
                     .with_max_backoff(BACKOFF.1),
             )
+            .retry_classifier(RetryByStatus)
+            // By default all clients of a process share a budget of retries: one tenant's service that fails would use up
+            // the tries of all others.
+            .retry_partition(RetryPartition::custom("own").token_bucket(TokenBucket::unlimited()).build())
             .timeout_config(
                 TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(self.timeout).build(),
             )

@@ -10,6 +10,7 @@ use http_body_util::LengthLimitError;
 use strum::AsRefStr;
 
 use crate::guard::AddressRefused;
+use crate::retry::may_pass;
 
 /// A request failed for good, after all its tries. The variant is fit for a metric label or an event reason; the text is
 /// not.
@@ -85,7 +86,7 @@ where
             Some(404) => Self::Gone(said),
             // If-Match failed, or the object is shorter than the range that was asked for.
             Some(412 | 416) => Self::Changed(said),
-            Some(400..=407 | 409..=428 | 430..=499) => Self::Refused(said),
+            Some(status @ 400..=499) if !may_pass(status) => Self::Refused(said),
             _ => Self::Unreachable(said),
         }
     }

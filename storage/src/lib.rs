@@ -12,6 +12,7 @@ mod key;
 mod keys;
 mod limit;
 mod lister;
+mod retry;
 mod selection;
 
 pub use bucket::{BACKOFF, Bucket};

@@ -134,6 +134,18 @@ async fn a_closed_run_ends_its_claimers() {
 }
 
 #[tokio::test]
+async fn an_entry_or_a_stream_of_another_version_is_called_so() {
+    let bench = Bench::start().await;
+    let work = &bench.queue.keys().work;
+    bench.valkey.raw(redis::cmd("XADD").arg(work).arg("*").arg("path").arg("a")).await;
+    bench.claim().await.assert_failed(22, &["QueueBroken", "no field file"]);
+    bench.assert_no_input();
+    bench.valkey.raw(redis::cmd("SET").arg(work).arg("a list of files")).await;
+    bench.claim().await.assert_failed(22, &["QueueBroken", "WRONGTYPE"]);
+    bench.assert_no_input();
+}
+
+#[tokio::test]
 async fn valkey_with_tls_is_verified_by_its_ca() {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let mut bench = Bench::start_with(Options { tls: true, ..Options::default() }).await;

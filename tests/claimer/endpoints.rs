@@ -5,7 +5,7 @@ use std::fs;
 use bytes::Bytes;
 use http::Response;
 use http_body_util::Full;
-use tests::s3::certificate;
+use tests::s3::{certificate, escape};
 
 use crate::harness::{BUCKET, Bench, listed};
 use tests::fake::{Fake, object};
@@ -67,6 +67,26 @@ async fn the_bucket_goes_into_the_host_name_unless_path_style_is_asked_for() {
     // With path style the host is the endpoint's, which has no address here.
     bench.set("S3_USE_PATH_STYLE", "true");
     bench.run(&mut bench.wrapped(&wrapper)).await.assert_failed(17, &["StorageUnreachable"]);
+}
+
+/// Trap 20 again: without the bucket before it, the slash of a key is the second one of the path.
+#[tokio::test]
+async fn keys_that_look_like_paths_stay_so_after_a_host_name() {
+    let mut bench = Bench::start().await;
+    let server = Fake::start(|request| object(request.uri().path().as_bytes(), "\"x-1\"")).await;
+    let port = server.address.rsplit(':').next().unwrap();
+    bench.set("S3_ENDPOINT", format!("http://s3.test:{port}")).set("S3_USE_PATH_STYLE", "false");
+    let hosts = with_hosts(&bench, "127.0.0.1", &format!("{BUCKET}.s3.test"));
+    let wrapper: Vec<&str> = UNSHARE.into_iter().chain([hosts.as_str()]).collect();
+    for (number, key) in ["/lead", "//two", "../up", "a/../b", "?", "end/"].into_iter().enumerate() {
+        let path = format!("/{}", escape(key));
+        let mut file = listed(key, path.as_bytes());
+        file.etag = "\"x-1\"".to_owned();
+        bench.enqueue_next(file, number).await;
+        bench.set("CONSUMER_NAME", format!("pod-{number}"));
+        bench.run(&mut bench.wrapped(&wrapper)).await.assert_ok();
+        assert_eq!(String::from_utf8(bench.input()).unwrap(), path);
+    }
 }
 
 /// Port 443 of an address that is this test's own: needs root, as the testbed does.

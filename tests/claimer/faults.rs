@@ -1,14 +1,17 @@
 //! A storage that fails: what goes away is waited for, what does not has a code, a reason, and no file behind it.
 
+use std::collections::HashSet;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use http::Method;
 use testbed::{Fault, FaultyS3, Rule};
 use tests::eventually;
+use tests::fake::{Fake, part_of, status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::harness::{BUCKET, Bench, noise};
+use crate::harness::{BUCKET, Bench, listed, noise};
 
 const MIB: usize = 1024 * 1024;
 
@@ -29,6 +32,31 @@ async fn an_error_that_goes_away_is_not_noticed() {
         bench.claim().await.assert_ok();
         assert_eq!((bench.input().as_slice(), proxy.seen().len()), (b"x".as_slice(), 2), "{fault:?}");
     }
+}
+
+/// A limit of a gateway, which knows no codes of S3; a HEAD has no body for one anyway.
+#[tokio::test]
+async fn a_request_that_comes_too_soon_is_repeated_and_given_up_in_the_end() {
+    let mut bench = Bench::start().await;
+    let content = noise(9 * MIB);
+    let (file, met) = (listed("large", &content), Mutex::new(HashSet::new()));
+    let etag = file.etag.clone();
+    let server = Fake::start(move |request| {
+        let too_soon = met.lock().unwrap().insert(request.method().clone());
+        if too_soon { status(429) } else { part_of(request, &content, &etag) }
+    })
+    .await;
+    bench.set("S3_ENDPOINT", format!("http://{}", server.address));
+    bench.enqueue(vec![file]).await;
+    bench.claim().await.assert_ok();
+    let asked = |method| server.requests().iter().filter(|request| request.method() == method).count();
+    // To ask, and two parts, one of them twice.
+    assert_eq!((asked(Method::HEAD), asked(Method::GET)), (2, 3));
+    let server = Fake::start(|_| status(429)).await;
+    bench.set("S3_ENDPOINT", format!("http://{}", server.address));
+    bench.claim().await.assert_failed(17, &["StorageUnreachable", "429"]);
+    assert_eq!(server.paths().len(), 2);
+    bench.assert_no_input();
 }
 
 #[tokio::test]

@@ -2,12 +2,16 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderName, Method, StatusCode};
 use tests::s3::escape;
 
 use crate::harness::{BUCKET, Bench, listed, noise};
-use tests::fake::{Fake, object};
+use tests::fake::{Fake, object, part_of};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
 const MIB: usize = 1024 * 1024;
 
@@ -98,6 +102,43 @@ async fn a_large_file_comes_in_parts_and_memory_stays_flat() {
     assert!(memory.iter().all(|memory| *memory < 96 * MIB as u64), "memory grows with the file: {memory:?}");
 }
 
+/// Every part waits until four are asked for, and then a moment more for a fifth that must not come. The key is one that
+/// only a HEAD and a range could still tidy up.
+#[tokio::test]
+async fn parts_of_a_large_file_come_four_at_a_time() {
+    let mut bench = Bench::start().await;
+    let content = Arc::new(noise(48 * MIB));
+    let mut file = listed("/../two//parts", &content);
+    file.etag = "\"x-6\"".to_owned();
+    let (open, most) = (Arc::new(watch::Sender::new(0)), Arc::new(watch::Sender::new(0)));
+    let (served, seen) = (Arc::clone(&content), Arc::clone(&most));
+    let server = Fake::start_slow(move |request| {
+        let (response, open, most) =
+            (part_of(request, &served, "\"x-6\""), Arc::clone(&open), Arc::clone(&seen));
+        let is_part = request.method() == Method::GET;
+        async move {
+            if is_part {
+                open.send_modify(|open| *open += 1);
+                most.send_modify(|most| *most = (*most).max(*open.borrow()));
+                let _ = timeout(Duration::from_secs(10), most.subscribe().wait_for(|most| *most >= 4)).await;
+                sleep(Duration::from_millis(200)).await;
+                open.send_modify(|open| *open -= 1);
+            }
+            response
+        }
+    })
+    .await;
+    bench.set("S3_ENDPOINT", format!("http://{}", server.address));
+    let path = format!("/{BUCKET}/{}", escape(&file.key));
+    bench.enqueue(vec![file]).await;
+    bench.claim().await.assert_ok();
+    assert!(bench.input() == *content);
+    assert_eq!(*most.borrow(), 4);
+    let paths = server.paths();
+    assert_eq!(paths.len(), 7);
+    assert!(paths.iter().all(|sent| sent.split('?').next() == Some(path.as_str())), "{paths:?}");
+}
+
 /// Services without If-Match, or with etags that say nothing: the answers are compared, and all parts are of one object.
 #[tokio::test]
 async fn a_service_that_ignores_conditions_is_not_trusted() {
@@ -140,6 +181,47 @@ async fn content_that_does_not_match_the_services_checksum_is_refused() {
     bench.enqueue(vec![file]).await;
     bench.claim().await.assert_failed(16, &["ObjectChanged", "checksum"]);
     bench.assert_no_input();
+}
+
+/// A large object has no answer of its own to compare a checksum with: the HEAD's is for the whole.
+#[tokio::test]
+async fn a_large_file_that_does_not_match_the_services_checksum_is_refused() {
+    let mut bench = Bench::start().await;
+    let content = vec![0; 9 * MIB];
+    let sums = [
+        ("sha256", "0u5HA82WmJRcp7n+FonqMJVZfqwaCv2NugDKx4lP3EM="),
+        ("sha1", "j3ZZsPo5lPzOK+Biu+oNGD6bxE4="),
+        ("crc64nvme", "1q6/IYHP8XY="),
+        ("crc32c", "Gs/MBw=="),
+        ("crc32", "YyFLrQ=="),
+    ];
+    let mut file = listed("a", &content);
+    file.etag = "\"x-2\"".to_owned();
+    bench.enqueue(vec![file]).await;
+    for (algorithm, right) in sums {
+        // The last is one of parts, which says nothing about the whole.
+        for (sum, code) in [(right, 0), ("AAAAAA==", 16), ("AAAAAA==-2", 0)] {
+            let (content, name) = (content.clone(), format!("x-amz-checksum-{algorithm}"));
+            let server = Fake::start(move |request| {
+                let mut response = part_of(request, &content, "\"x-2\"");
+                if request.method() == Method::HEAD {
+                    response.headers_mut().insert(name.parse::<HeaderName>().unwrap(), sum.parse().unwrap());
+                }
+                response
+            })
+            .await;
+            bench.set("S3_ENDPOINT", format!("http://{}", server.address));
+            let ended = bench.claim().await;
+            assert_eq!(server.header("x-amz-checksum-mode"), "ENABLED");
+            if code == 0 {
+                ended.assert_ok();
+                assert!(bench.input() == vec![0; 9 * MIB]);
+            } else {
+                ended.assert_failed(code, &["ObjectChanged", algorithm, right, sum]);
+                bench.assert_no_input();
+            }
+        }
+    }
 }
 
 #[tokio::test]

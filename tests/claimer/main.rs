@@ -7,3 +7,4 @@ mod faults;
 mod fetch;
 mod harness;
 mod publish;
+mod sink;

@@ -13,7 +13,7 @@ use crate::harness::{BUCKET, Bench, noise};
 const MIB: usize = 1024 * 1024;
 
 /// A bench whose filter has written these results for the file `in/day 1/ü\n.mp4`.
-async fn with_results(results: &[(&str, &[u8])]) -> Bench {
+pub async fn with_results(results: &[(&str, &[u8])]) -> Bench {
     let mut bench = Bench::start().await;
     let out = bench.workspace().join("out/detect");
     fs::create_dir_all(&out).unwrap();

@@ -1,11 +1,12 @@
 //! A server that says what a test wants, for what no real server can be made to say: it keeps the requests it got, as they
 //! were on the wire.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::Full;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
@@ -14,22 +15,30 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-type Answer = dyn Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Send + Sync;
+type Later = Pin<Box<dyn Future<Output = Response<Full<Bytes>>> + Send>>;
+type Answer = dyn Fn(&Request<Bytes>) -> Later + Send + Sync;
 
 /// A running server. Dropping it ends it.
 pub struct Fake {
     /// Where it listens.
     pub address: String,
-    seen: Arc<Mutex<Vec<http::request::Parts>>>,
+    seen: Arc<Mutex<Vec<Request<Bytes>>>>,
     task: JoinHandle<()>,
 }
 
 impl Fake {
     /// Starts a server on loopback.
     pub async fn start(
-        answer: impl Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Send + Sync + 'static,
+        answer: impl Fn(&Request<Bytes>) -> Response<Full<Bytes>> + Send + Sync + 'static,
     ) -> Self {
-        Self::listen("127.0.0.1:0", None, Arc::new(answer)).await
+        Self::listen("127.0.0.1:0", None, at_once(answer)).await
+    }
+
+    /// The same, where an answer may take its time.
+    pub async fn start_slow<F: Future<Output = Response<Full<Bytes>>> + Send + 'static>(
+        answer: impl Fn(&Request<Bytes>) -> F + Send + Sync + 'static,
+    ) -> Self {
+        Self::listen("127.0.0.1:0", None, Arc::new(move |request| Box::pin(answer(request)))).await
     }
 
     /// With TLS: certificate and key in PEM.
@@ -37,7 +46,7 @@ impl Fake {
         address: &str,
         certificate: &str,
         key: &str,
-        answer: impl Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Send + Sync + 'static,
+        answer: impl Fn(&Request<Bytes>) -> Response<Full<Bytes>> + Send + Sync + 'static,
     ) -> Self {
         let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
@@ -48,7 +57,7 @@ impl Fake {
             .with_no_client_auth()
             .with_single_cert(vec![certificate], key)
             .unwrap();
-        Self::listen(address, Some(TlsAcceptor::from(Arc::new(config))), Arc::new(answer)).await
+        Self::listen(address, Some(TlsAcceptor::from(Arc::new(config))), at_once(answer)).await
     }
 
     async fn listen(address: &str, tls: Option<TlsAcceptor>, answer: Arc<Answer>) -> Self {
@@ -61,9 +70,14 @@ impl Fake {
                 let (answer, kept, tls) = (Arc::clone(&answer), Arc::clone(&kept), tls.clone());
                 tokio::spawn(async move {
                     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-                        let response = answer(&request);
-                        kept.lock().unwrap().push(request.into_parts().0);
-                        async move { Ok::<_, std::convert::Infallible>(response) }
+                        let (answer, kept) = (Arc::clone(&answer), Arc::clone(&kept));
+                        async move {
+                            let (head, body) = request.into_parts();
+                            // All of it first: a client that is still sending does not look for an answer.
+                            let request = Request::from_parts(head, body.collect().await?.to_bytes());
+                            kept.lock().unwrap().push(request.clone());
+                            Ok::<_, hyper::Error>(answer(&request).await)
+                        }
                     });
                     let http = hyper::server::conn::http1::Builder::new();
                     // How a connection ends is the client's business.
@@ -81,16 +95,19 @@ impl Fake {
         Self { address, seen, task }
     }
 
+    /// Every request so far.
+    pub fn requests(&self) -> Vec<Request<Bytes>> {
+        self.seen.lock().unwrap().clone()
+    }
+
     /// Path and query of every request so far, unchanged.
     pub fn paths(&self) -> Vec<String> {
-        self.seen.lock().unwrap().iter().map(|request| request.uri.to_string()).collect()
+        self.requests().iter().map(|request| request.uri().to_string()).collect()
     }
 
     /// A header of the first request.
     pub fn header(&self, name: &str) -> String {
-        let seen = self.seen.lock().unwrap();
-        let value = seen.first().and_then(|request| request.headers.get(name));
-        value.map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
+        self.requests().first().map(|request| header(request, name).to_owned()).unwrap_or_default()
     }
 }
 
@@ -98,6 +115,30 @@ impl Drop for Fake {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+fn at_once(answer: impl Fn(&Request<Bytes>) -> Response<Full<Bytes>> + Send + Sync + 'static) -> Arc<Answer> {
+    Arc::new(move |request| Box::pin(std::future::ready(answer(request))))
+}
+
+/// A header of a request; empty if there is none.
+pub fn header<'a>(request: &'a Request<Bytes>, name: &str) -> &'a str {
+    request.headers().get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
+}
+
+/// An answer that is a status and nothing else.
+pub fn status(code: u16) -> Response<Full<Bytes>> {
+    Response::builder().status(code).body(Full::default()).unwrap()
+}
+
+/// What is asked for of an object: all of it, or a range.
+pub fn part_of(request: &Request<Bytes>, content: &[u8], etag: &str) -> Response<Full<Bytes>> {
+    let Some(range) = header(request, "range").strip_prefix("bytes=") else { return object(content, etag) };
+    let (first, last) = range.split_once('-').unwrap();
+    let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+    let mut response = object(&content[first..=last], etag);
+    *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+    response
 }
 
 /// An object with an etag.

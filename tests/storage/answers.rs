@@ -1,17 +1,19 @@
 //! What services answer, and what must not be believed.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::join_all;
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use storage::{ListedPage, StorageError};
-use tests::fake::Fake;
+use tests::fake::{Fake, status};
+use tests::s3::escape;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
-use crate::harness::{bucket, first_page, keys, lister};
+use crate::harness::{bucket, first_page, keys, lister, selecting};
 
 fn answer(xml: &str) -> Response<Full<Bytes>> {
     Response::builder()
@@ -96,6 +98,23 @@ async fn the_request_asks_for_encoded_keys_and_has_the_cursor_escaped() {
     for part in ["list-type=2", "encoding-type=url", "max-keys=1000", "start-after=a%2Bb%20c%2F%25%0A%C3%BC"]
     {
         assert!(path.contains(part), "no {part} in {path}");
+    }
+}
+
+/// Trap 20: what looks like a path is none.
+#[tokio::test]
+async fn prefixes_and_cursors_are_sent_as_they_are() {
+    let server = Fake::start(|_| answer(&listing(LAST, &[]))).await;
+    let bucket = bucket(&format!("http://{}", server.address));
+    for key in ["/", "/lead", "//two", "../../etc/passwd", "a/./b", " ", "\u{1}", &"ü".repeat(512)] {
+        selecting(&bucket, key, &[], &[]).await.page(key).await.unwrap();
+        let path = server.paths().pop().unwrap();
+        let (place, query) = path.split_once('?').unwrap();
+        assert_eq!(place.trim_end_matches('/'), "/videos", "{key:?}");
+        for name in ["prefix", "start-after"] {
+            let sent = format!("{name}={}", escape(key).replace('/', "%2F"));
+            assert!(query.split('&').any(|part| part == sent), "no {sent} in {query}");
+        }
     }
 }
 
@@ -186,4 +205,42 @@ async fn a_failure_that_goes_away_is_not_noticed_and_one_that_stays_is_reported(
     assert_eq!(keys(&first_page(&bucket).await.unwrap().files), ["a"]);
     let error = first_page(&bucket).await.unwrap_err();
     assert!(matches!(error, StorageError::Unreachable(_)) && error.is_transient(), "{error:?}");
+}
+
+/// By the status alone: gateways and proxies have no codes of S3.
+#[tokio::test]
+async fn what_a_service_says_while_it_is_busy_is_tried_again_and_a_refusal_is_not() {
+    for (code, tries) in [
+        (408, 2),
+        (429, 2),
+        (500, 2),
+        (502, 2),
+        (503, 2),
+        (504, 2),
+        (507, 2),
+        (520, 2),
+        (529, 2),
+        (400, 1),
+        (403, 1),
+        (404, 1),
+        (409, 1),
+    ] {
+        let first = AtomicBool::new(true);
+        let server = Fake::start(move |_| {
+            if first.swap(false, Ordering::SeqCst) { status(code) } else { answer(&listing(LAST, &["a"])) }
+        })
+        .await;
+        let page = first_page(&bucket(&format!("http://{}", server.address))).await;
+        assert_eq!((page.is_ok(), server.paths().len()), (tries == 2, tries), "{code}: {page:?}");
+    }
+}
+
+/// The client library has a budget of retries for the whole process, and one tenant's service must not use it up.
+#[tokio::test]
+async fn however_many_requests_fail_each_has_all_its_tries() {
+    let server = Fake::start(|_| status(503)).await;
+    let bucket = bucket(&format!("http://{}", server.address));
+    let failed = join_all((0..200).map(|_| first_page(&bucket))).await;
+    assert!(failed.iter().all(|page| matches!(page, Err(StorageError::Unreachable(_)))));
+    assert_eq!(server.paths().len(), 400);
 }
