@@ -43,11 +43,11 @@ local function fields_of(entry)
   return pairs_of(entry[2])
 end
 
--- How many entries are claimed. Not from XPENDING's summary, which walks over all consumers.
-local function claimed()
+-- What the server knows of the group. Not XPENDING's summary, which walks over all consumers.
+local function group_info()
   for _, group in ipairs(redis.call('XINFO', 'GROUPS', WORK)) do
     local info = pairs_of(group)
-    if info.name == GROUP then return info.pending end
+    if info.name == GROUP then return info end
   end
 end
 
@@ -62,7 +62,7 @@ end
 local function backlog()
   local counts = redis.call('HMGET', META, 'total', 'succeeded', 'failed')
   local total, succeeded, failed = tonumber(counts[1]), tonumber(counts[2]), tonumber(counts[3])
-  local running, delayed = claimed(), redis.call('ZCARD', RETRY)
+  local running, delayed = group_info().pending, redis.call('ZCARD', RETRY)
   local queued = redis.call('XLEN', WORK) - running + delayed
   local whole = queued >= delayed and total == queued + running + succeeded + failed and has_dead_letters(failed)
   if whole then return queued, running, delayed end

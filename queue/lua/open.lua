@@ -15,10 +15,10 @@ if past[1] then
   return finished(LEDGER)
 end
 
-local meta = redis.call('HMGET', META, 'owner', 'epoch', 'state', 'cursor', 'listed')
+local meta = redis.call('HMGET', META, 'owner', 'epoch', 'state')
 if meta[1] and meta[1] ~= OWNER then return { 'TAKEN', meta[1] } end
 if meta[1] and meta[3] == 'closed' then return finished(META) end
-if meta[1] and group_exists() and backlog() then return { 'RESUMED', meta[2], meta[3], meta[4], meta[5] } end
+if meta[1] and group_exists() and backlog() then return { 'RESUMED', meta[2] } end
 
 -- Nothing is there, or a part of it was lost: begin anew. The new epoch tells everybody who knew the old one.
 redis.call('UNLINK', WORK, RETRY, DLQ, META, RESULTS)

@@ -6,13 +6,7 @@
 if lost() then return { 'LOST' } end
 if closed() then return { 'CLOSED' } end
 
-local delivered
-for _, group in ipairs(redis.call('XINFO', 'GROUPS', WORK)) do
-  local info = {}
-  for i = 1, #group, 2 do info[group[i]] = group[i + 1] end
-  if info.name == GROUP then delivered = info['last-delivered-id'] end
-end
-local entries = redis.call('XRANGE', WORK, ARGV[4], delivered, 'COUNT', ARGV[5])
+local entries = redis.call('XRANGE', WORK, ARGV[4], group_info()['last-delivered-id'], 'COUNT', ARGV[5])
 local recovered = 0
 for _, entry in ipairs(entries) do
   if #redis.call('XPENDING', WORK, GROUP, entry[1], entry[1], 1) == 0 then

@@ -5,6 +5,7 @@
 //! `total = queued + running + succeeded + failed`. No Kubernetes in here.
 
 mod acl;
+mod calls;
 mod connection;
 mod error;
 mod keys;
@@ -18,14 +19,12 @@ mod stats;
 mod worker;
 
 pub use acl::{Ensured, WorkerUser};
+pub use calls::{Closed, Ending, Enqueued, Finished, Opened, Page, Pending, Promoted, Reclaimed, Retention};
 pub use connection::{Connection, Password, Server};
 pub use error::Error;
 pub use keys::Keys;
 pub use message::{Claim, DeadLetter, EntryId, File};
 pub use outcome::{Failure, Fate, REASON_BYTES_MAX, RetryPolicy, Settlement, Verdict};
-pub use run_queue::{
-    BATCH_MAX, Closed, Ending, Enqueued, Finished, Opened, Page, Pending, Promoted, Reclaimed, Retention,
-    RunQueue,
-};
+pub use run_queue::{BATCH_MAX, RunQueue};
 pub use stats::{FinalCounts, Listing, State, Stats};
 pub use worker::Worker;
