@@ -114,7 +114,7 @@ pub enum Reason {
     JobNotManaged,
     /// The Job's name is taken by something else.
     NameTaken,
-    /// Kubernetes refuses what the operator asks for.
+    /// Kubernetes refuses what the operator asks for, or keeps answering with an error.
     OperatorRefused,
 }
 

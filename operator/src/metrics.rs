@@ -155,7 +155,7 @@ impl Metrics {
         self.runs.get_or_create(&label).set(i64::try_from(runs).unwrap_or(i64::MAX));
     }
 
-    /// How many runs something holds up, for this reason. Say it of every reason too.
+    /// How many runs something holds up, for this reason. Say it of every reason, as with phases.
     pub fn set_degraded(&self, reason: &str, runs: usize) {
         let label = ReasonLabel { reason: reason.to_owned() };
         self.runs_degraded.get_or_create(&label).set(i64::try_from(runs).unwrap_or(i64::MAX));

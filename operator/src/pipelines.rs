@@ -17,6 +17,7 @@ use crate::context::Context;
 use crate::error::{Error, Reason, chain};
 use crate::metrics::Metrics;
 use crate::run::build::secret;
+use crate::run::obstacle;
 use crate::world::Key;
 
 /// Changes are gathered for so long: nobody waits for this status.
@@ -32,7 +33,7 @@ pub async fn keep_statuses(ctx: Arc<Context>) {
     let mut checked: HashMap<Key, (Option<i64>, Instant, Verdict)> = HashMap::new();
     loop {
         let runs = ctx.world.runs();
-        count(&ctx.metrics, &runs);
+        count_runs(&ctx.metrics, &runs);
         let runs = newest_runs(&runs);
         let pipelines = ctx.world.pipelines();
         checked.retain(|key, _| pipelines.iter().any(|pipeline| key_of(pipeline) == *key));
@@ -70,7 +71,7 @@ pub async fn keep_statuses(ctx: Arc<Context>) {
     }
 }
 
-fn count(metrics: &Metrics, runs: &[Arc<PipelineRun>]) {
+fn count_runs(metrics: &Metrics, runs: &[Arc<PipelineRun>]) {
     use Phase::{Failed, Listing, Pending, Running, Succeeded, Suspended};
     for phase in [Pending, Listing, Running, Suspended, Succeeded, Failed] {
         let in_it = runs
@@ -78,19 +79,13 @@ fn count(metrics: &Metrics, runs: &[Arc<PipelineRun>]) {
             .filter(|run| run.status.as_ref().and_then(|status| status.phase).unwrap_or_default() == phase);
         metrics.set_runs(&phase.to_string(), in_it.count());
     }
-    let mut degraded: HashMap<&str, usize> = HashMap::new();
-    for condition in runs.iter().filter_map(|run| degraded_of(run)) {
-        *degraded.entry(condition.reason.as_str()).or_default() += 1;
+    let mut degraded: HashMap<Reason, usize> = HashMap::new();
+    for obstacle in runs.iter().filter_map(|run| obstacle(run)) {
+        *degraded.entry(obstacle.reason).or_default() += 1;
     }
-    for reason in Reason::VARIANTS.iter().map(Reason::as_ref) {
-        metrics.set_degraded(reason, degraded.get(reason).copied().unwrap_or_default());
+    for reason in Reason::VARIANTS {
+        metrics.set_degraded(reason.as_ref(), degraded.get(reason).copied().unwrap_or_default());
     }
-}
-
-/// What holds up a run, if anything does. One that has ended has other reasons.
-fn degraded_of(run: &PipelineRun) -> Option<&Condition> {
-    let mut conditions = run.status.as_ref()?.conditions.iter();
-    conditions.find(|condition| condition.type_ == "Degraded" && condition.status == "True")
 }
 
 fn key_of(pipeline: &Pipeline) -> Key {
@@ -234,10 +229,10 @@ mod tests {
             "lastTransitionTime": "2026-01-01T00:00:00Z"});
         held_up.status = serde_json::from_value(json!({"conditions": [condition]})).unwrap();
         let has = |line: &str| metrics.encode().unwrap().lines().any(|found| found == line);
-        count(&metrics, &[Arc::new(held_up), run("b", "2026-01-01T00:00:00Z")]);
+        count_runs(&metrics, &[Arc::new(held_up), run("b", "2026-01-01T00:00:00Z")]);
         assert!(has("openfilter_runs_degraded{reason=\"ImagePullFailed\"} 1"));
         assert!(has("openfilter_runs_degraded{reason=\"QuotaExceeded\"} 0"));
-        count(&metrics, &[]);
+        count_runs(&metrics, &[]);
         assert!(has("openfilter_runs_degraded{reason=\"ImagePullFailed\"} 0"));
     }
 

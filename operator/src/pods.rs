@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 
@@ -22,8 +22,10 @@ pub struct WorkerPod {
     pub claiming: Option<Instant>,
     /// It is being deleted, and may take this long for it.
     pub deleting: Option<Deleting>,
-    /// No container of it runs any more.
+    /// It has ended, and its node is done with it.
     pub stopped: bool,
+    /// One of its own containers runs.
+    pub running: bool,
     /// It is deleted, and only a finalizer, which is none of ours, keeps the object.
     pub held: bool,
 }
@@ -109,7 +111,8 @@ impl WorkerPod {
         });
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let stopped = matches!(phase, Some("Succeeded" | "Failed"));
-        Self { name: pod.name_any(), stage, since, claiming, deleting, stopped, held: is_held(&pod.metadata) }
+        let (running, held) = (is_running(pod), is_held(&pod.metadata));
+        Self { name: pod.name_any(), stage, since, claiming, deleting, stopped, running, held }
     }
 
     /// Whether it has ended.
@@ -168,13 +171,24 @@ impl Stage {
     }
 }
 
+/// The containers that the pod is made for. A sidecar, which somebody has put in, is started again when it ends, and runs as
+/// long as any of them.
+fn own_containers<'a>(pod: &'a Pod, status: &'a PodStatus) -> impl Iterator<Item = &'a ContainerStatus> {
+    let init = status.init_container_statuses.iter().flatten();
+    init.filter(|container| !is_sidecar(pod, container)).chain(status.container_statuses.iter().flatten())
+}
+
+fn is_running(pod: &Pod) -> bool {
+    let mut own = pod.status.iter().flat_map(|status| own_containers(pod, status));
+    own.any(|container| container.state.as_ref().is_some_and(|state| state.running.is_some()))
+}
+
 fn stage(pod: &Pod) -> Stage {
     let Some(status) = &pod.status else { return Stage::Starting };
     let init = status.init_container_statuses.as_deref().unwrap_or_default();
     let main = status.container_statuses.as_deref().unwrap_or_default();
-    // With `restartPolicy: Never` one container that failed is the end of the pod, also while others still run. A sidecar, which
-    // somebody has put in, is started again.
-    let own = || init.iter().filter(|container| !is_sidecar(pod, container)).chain(main);
+    // With `restartPolicy: Never` one container that failed is the end of the pod, also while others still run.
+    let own = || own_containers(pod, status);
     let failed = own().find_map(failure);
     match status.phase.as_deref() {
         Some("Succeeded") => return Stage::Succeeded,
@@ -289,8 +303,13 @@ mod tests {
     fn one_failed_container_is_the_end_also_while_others_run() {
         let pod = read(json!({"phase": "Running", "initContainerStatuses": [container(CLAIMER, ended(0))],
             "containerStatuses": [container("a", json!({"running": {}})), container("b", ended(3))]}));
+        assert!(pod.running && !pod.stopped, "the others are to be ended");
         let Stage::Failed(failed) = pod.stage else { panic!("{pod:?}") };
         assert_eq!((failed.container.as_deref(), failed.exit_code), (Some("b"), Some(3)));
+        // As the kubelet tells it until it is done with the pod.
+        let pod = read(json!({"phase": "Running", "initContainerStatuses": [container(CLAIMER, ended(0))],
+            "containerStatuses": [container("a", ended(0)), container("b", ended(3))]}));
+        assert!(matches!(pod.stage, Stage::Failed(_)) && !pod.running && !pod.stopped);
     }
 
     #[test]

@@ -452,7 +452,7 @@ mod tests {
         assert!(view.pods.is_empty() && view.job.is_none());
     }
 
-    /// Trap 16: nothing waits for the next look of the clock.
+    /// Nothing waits for the next look of the clock.
     #[test]
     fn whatever_a_run_depends_on_touches_it_when_it_comes_and_when_it_goes() {
         let (world, mut touched) = World::new();

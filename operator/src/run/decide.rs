@@ -15,8 +15,10 @@ pub struct Seen<'a> {
     pub stats: &'a Stats,
     /// What it allows.
     pub limits: &'a Limits,
-    /// Pods that work or will, also those that were created and have not been shown by the watch yet.
+    /// Pods that work or will.
     pub alive: u64,
+    /// Pods that were created and have not been shown by the watch yet.
+    pub in_flight: u64,
     /// Whether no file may be started.
     pub suspended: bool,
     /// How long it has been running.
@@ -70,7 +72,7 @@ impl End {
 
 /// Decides.
 pub fn decide(seen: &Seen<'_>) -> Plan {
-    let Seen { stats, limits, alive, suspended, age, backing_off } = *seen;
+    let Seen { stats, limits, alive, in_flight, suspended, age, backing_off } = *seen;
     if let Some(end) = end(stats, limits, age) {
         return Plan::End(end);
     }
@@ -81,7 +83,7 @@ pub fn decide(seen: &Seen<'_>) -> Plan {
     }
     // A file that waits for its back-off needs no pod before it is due.
     let demand = limits.parallelism.min(stats.queued - stats.delayed + stats.running);
-    let create = if backing_off { 0 } else { demand.saturating_sub(alive) };
+    let create = if backing_off { 0 } else { demand.saturating_sub(alive + in_flight) };
     Plan::GoOn { create, dismiss: alive.saturating_sub(limits.parallelism), wake }
 }
 
@@ -131,8 +133,20 @@ mod tests {
         }
     }
 
+    fn seen<'a>(stats: &'a Stats, limits: &'a Limits) -> Seen<'a> {
+        Seen {
+            stats,
+            limits,
+            alive: 0,
+            in_flight: 0,
+            suspended: false,
+            age: Duration::ZERO,
+            backing_off: false,
+        }
+    }
+
     fn plan(stats: &Stats, limits: &Limits, alive: u64) -> Plan {
-        decide(&Seen { stats, limits, alive, suspended: false, age: Duration::ZERO, backing_off: false })
+        decide(&Seen { alive, ..seen(stats, limits) })
     }
 
     fn creates(plan: Plan) -> u64 {
@@ -151,6 +165,13 @@ mod tests {
         assert_eq!(creates(plan(&stats(0, 3, 97, 0), &ten, 3)), 0, "those that run are enough");
         let lowered = plan(&stats(100, 0, 0, 0), &ten, 15);
         assert_eq!(lowered, Plan::GoOn { create: 0, dismiss: 5, wake: None }, "those without a file may go");
+        let stats = stats(100, 0, 0, 0);
+        let unseen = Seen { in_flight: 5, alive: 8, ..seen(&stats, &ten) };
+        assert_eq!(
+            decide(&unseen),
+            Plan::GoOn { create: 0, dismiss: 0, wake: None },
+            "some may never have been made"
+        );
     }
 
     #[test]
@@ -163,14 +184,7 @@ mod tests {
     #[test]
     fn a_suspended_run_starts_nothing_and_lets_go_of_idle_pods() {
         let (stats, limits) = (stats(9, 1, 0, 0), limits(json!({})));
-        let seen = Seen {
-            stats: &stats,
-            limits: &limits,
-            alive: 1,
-            suspended: true,
-            age: Duration::ZERO,
-            backing_off: false,
-        };
+        let seen = Seen { alive: 1, suspended: true, ..seen(&stats, &limits) };
         assert_eq!(decide(&seen), Plan::GoOn { create: 0, dismiss: 1, wake: None });
     }
 
@@ -196,14 +210,7 @@ mod tests {
         let (stats, minute) = (stats(5, 1, 0, 0), limits(json!({"timeout": "1m"})));
         let at = |seconds| {
             let age = Duration::from_secs(seconds);
-            decide(&Seen {
-                stats: &stats,
-                limits: &minute,
-                alive: 6,
-                suspended: false,
-                age,
-                backing_off: false,
-            })
+            decide(&Seen { alive: 6, age, ..seen(&stats, &minute) })
         };
         assert_eq!(at(59), Plan::GoOn { create: 0, dismiss: 0, wake: Some(Duration::from_secs(1)) });
         assert_eq!(at(60), Plan::End(End::TimedOut));

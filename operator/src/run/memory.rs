@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crds::v1alpha1::{FailedFile, PipelineRunStatus};
 use k8s_openapi::api::batch::v1::Job;
-use queue::{Listing, RunQueue, WorkerUser};
+use queue::{EntryId, Listing, RunQueue, WorkerUser};
 
 use super::build::snapshot::Snapshot;
 use super::listing::ListingTask;
@@ -20,7 +20,8 @@ const RECENT_FAILURES_MAX: usize = 10;
 const FAILURES_TOLD_MAX: usize = 10;
 /// A pod that the watch has not shown after this long was not created after all.
 const CREATION_SHOWN_WITHIN: Duration = Duration::from_secs(60);
-/// The same of one whose creation the API server has answered with an error: it is over, and the watch is only a little late.
+/// The same of one whose creation the API server has answered with an error: it is over, and the watch is only a little
+/// late.
 const FAILURE_SHOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// What is remembered of a run.
@@ -50,15 +51,16 @@ pub struct Memory {
     pub job: Option<(Arc<Job>, Instant)>,
     /// Pods that were asked for and not shown by the watch yet, and until when they may be.
     in_flight: HashMap<String, Instant>,
-    /// Pods whose file is settled.
-    pub settled: HashSet<String>,
+    /// Pods whose attempt is settled, with the entry of their file, if they had one.
+    pub settled: HashMap<String, Option<EntryId>>,
     /// Pods that were deleted and that the watch still shows.
     pub removed: HashSet<String>,
     /// Failed pods that are kept for their logs, oldest first.
     pub kept: VecDeque<String>,
     /// Pods that are gone and whose files nobody has looked after yet.
     pub gone: BTreeMap<String, Arc<WorkerPod>>,
-    /// Pods that were removed because no file may be started: should one have claimed meanwhile, nobody tried its file.
+    /// Pods that were removed because no file may be started, or fewer at once: should one have claimed meanwhile, nobody tried
+    /// its file.
     pub dismissed: HashSet<String>,
     /// How the creation of pods fared.
     pub creation_backoff: Backoff,
@@ -152,6 +154,11 @@ impl Memory {
         self.in_flight.len() as u64
     }
 
+    /// When the first of them counts no more.
+    pub fn in_flight_expires(&self, now: Instant) -> Option<Duration> {
+        self.in_flight.values().min().map(|until| until.saturating_duration_since(now))
+    }
+
     /// The API server did not take the pod.
     pub fn not_created(&mut self, pod: &str) {
         self.in_flight.remove(pod);
@@ -165,6 +172,7 @@ impl Memory {
 
     /// A file failed for good.
     pub fn failed(&mut self, failure: FailedFile) {
+        self.failures.retain(|known| known.file != failure.file);
         self.failures.push_back(failure);
         while self.failures.len() > RECENT_FAILURES_MAX {
             self.failures.pop_front();
@@ -225,6 +233,7 @@ mod tests {
             claiming: None,
             deleting: None,
             stopped: false,
+            running: false,
             held: false,
         })
     }
@@ -251,6 +260,7 @@ mod tests {
         memory.created("failed", now);
         memory.perhaps_created("failed", now);
         assert_eq!(memory.in_flight(&[], now), 2);
+        assert_eq!(memory.in_flight_expires(now), Some(FAILURE_SHOWN_WITHIN), "nothing else would wake us");
         assert_eq!(memory.in_flight(&[], now + FAILURE_SHOWN_WITHIN), 1);
     }
 
@@ -284,7 +294,7 @@ mod tests {
     #[test]
     fn a_status_shows_the_ten_newest_failures() {
         let mut memory = Memory::default();
-        for number in 0..20 {
+        for number in (0..20).chain([19]) {
             memory.failed(FailedFile { file: number.to_string(), ..FailedFile::default() });
         }
         let known = [FailedFile { file: "19".into(), ..FailedFile::default() }];

@@ -42,6 +42,7 @@ use publish::publish;
 use status::Report;
 
 pub use cleanup::{NOTES, sweep};
+pub use status::obstacle;
 
 /// How often a run is looked at although nothing happened: the net under the watches.
 pub const RESYNC: Duration = Duration::from_secs(30);
@@ -54,7 +55,8 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// First wait after a pass that failed.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 
-/// What the API server says to so many passes before this one is not the weather of a moment: an admission webhook is down, say.
+/// What the API server says after so many passes that failed is not the weather of a moment: an admission webhook is down,
+/// say.
 const LASTING: u32 = 4;
 
 /// When to look again.
@@ -143,6 +145,9 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
     if !run.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
         cleanup::add_finalizer(ctx, run).await?;
     }
+    if memory.published.is_none() && memory.obstacle.is_none() {
+        memory.obstacle = status::obstacle(run);
+    }
     let mut report = Report::default();
     if run.status.is_none() && memory.published.is_none() {
         // No conditions at all would read as "done".
@@ -161,10 +166,7 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
                 Error::Queue(queue::Error::Closed { .. }) => memory.forget_queue(),
                 _ => {}
             }
-            report.obstacle = obstacle_of(&error, memory.failed_passes)
-                .or_else(|| memory.creation_problem.clone())
-                // A pass that failed has not found out that what was in the way is gone.
-                .or_else(|| memory.obstacle.clone());
+            report.obstacle = obstacle_after(&error, memory);
             Err(error)
         }
     };
@@ -175,6 +177,13 @@ async fn pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next
         (Next::Done, Some(again)) => Next::Within(again),
         (next, None) => next,
     })
+}
+
+/// What stands in the way after a pass that failed: it has not found out that what was in the way before is gone.
+fn obstacle_after(error: &Error, memory: &Memory) -> Option<Obstacle> {
+    obstacle_of(error, memory.failed_passes)
+        .or_else(|| memory.creation_problem.clone())
+        .or_else(|| memory.obstacle.clone())
 }
 
 /// What people are told of an error after so many passes that failed: not of the weather of one moment, but of what keeps the
@@ -269,6 +278,7 @@ async fn list(
         stats,
         limits: &prepared.limits,
         alive: 0,
+        in_flight: 0,
         suspended: run.spec.suspend,
         age,
         backing_off: true,
@@ -344,5 +354,16 @@ mod tests {
         assert_eq!(told(403, 0), Some(Reason::OperatorRefused));
         assert_eq!(told(500, 0), None);
         assert_eq!(told(500, LASTING), Some(Reason::OperatorRefused));
+    }
+
+    #[test]
+    fn what_was_in_the_way_stays_so_while_passes_fail() {
+        let mut memory = Memory::default();
+        let reason = |memory: &Memory| obstacle_after(&answer(500), memory).map(|told| told.reason);
+        assert_eq!(reason(&memory), None);
+        memory.obstacle = Some(Reason::ImagePullFailed.because("not found"));
+        assert_eq!(reason(&memory), Some(Reason::ImagePullFailed));
+        memory.creation_problem = Some(Reason::PodsRefused.because("500"));
+        assert_eq!(reason(&memory), Some(Reason::PodsRefused), "it is newer");
     }
 }

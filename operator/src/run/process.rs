@@ -48,7 +48,8 @@ pub async fn process(
     if is_to_be_listed(&stats) {
         // Valkey went back to an earlier state, from a backup or to a replica that was behind: files are missing again.
         ctx.warn(run, Reason::QueueLost.as_ref(), "Valkey went back to before the end of the listing: the bucket is listed again, and files may be processed twice");
-        memory.lost = true;
+        // Nothing was settled before the end of the listing.
+        memory.everything_lost();
         memory.listed = false;
         return Ok(Next::Within(Duration::ZERO));
     }
@@ -56,12 +57,13 @@ pub async fn process(
 
     let suspended = run.spec.suspend || view.job.as_deref().is_some_and(is_suspended);
     let in_flight = memory.in_flight(&view.pods, now);
-    let is_done = |name: &String| memory.settled.contains(name) || memory.removed.contains(name);
+    let is_done = |name: &String| memory.settled.contains_key(name) || memory.removed.contains(name);
     let alive = view.pods.iter().filter(|pod| pod.is_alive() && !is_done(&pod.name)).count() as u64;
     let seen = Seen {
         stats: &stats,
         limits,
-        alive: alive + in_flight,
+        alive,
+        in_flight,
         suspended: suspended || memory.withheld.is_some(),
         age: age(run),
         backing_off: memory.creation_backoff.left(now).is_some(),
@@ -91,7 +93,7 @@ pub async fn process(
     if dismiss > 0 {
         dismiss_idle(ctx, view, queue, dismiss, memory).await?;
     }
-    let mut more = settled.removable.len() == BATCH;
+    let mut more = settled.again || settled.removable.len() == BATCH;
     if let Some(job) = &job {
         report.job_name = Some(job.name_any());
         if create > 0 && !is_suspended(job) {
@@ -108,8 +110,14 @@ pub async fn process(
         memory.withheld.clone().or_else(start_problem).or_else(|| memory.creation_problem.clone());
     // Only now: it may have begun in this pass.
     let backing_off = memory.creation_backoff.left(Instant::now());
-    let waits =
-        [wake, promoted.next, backing_off, file_timeout(limits, view, now), stuck_timeout(ctx, view, now)];
+    let waits = [
+        wake,
+        promoted.next,
+        backing_off,
+        memory.in_flight_expires(now),
+        file_timeout(limits, view, now),
+        stuck_timeout(ctx, view, now),
+    ];
     let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC).max(GATHER);
     Ok(Next::Within(if more { Duration::ZERO } else { soonest }))
 }
@@ -167,8 +175,9 @@ async fn dismiss_idle(
     let has_file = |name: &String| claims.iter().any(|claim| claim.consumer == *name);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let idle: Vec<String> = waiting.into_iter().filter(|name| !has_file(name)).take(most).collect();
-    memory.dismissed.extend(idle.iter().cloned());
-    workers::remove_pods(ctx, &view.run, &idle, false, memory).await
+    let removed = workers::remove_pods(ctx, &view.run, &idle, false, memory).await;
+    memory.dismissed.extend(idle.into_iter().filter(|name| memory.removed.contains(name)));
+    removed
 }
 
 fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> {

@@ -1,6 +1,6 @@
 //! Decides the fate of files whose pods have ended, are gone, do not start or take too long, in batches.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt};
-use queue::{Failure, Fate, RunQueue, Settlement, Verdict};
+use queue::{EntryId, Failure, Fate, RunQueue, Settlement, Verdict};
 
 use super::build::owner;
 use super::limits::Limits;
@@ -24,6 +24,8 @@ use crate::pods::{Stage, WorkerPod};
 
 /// How much longer than its grace period a pod may take to go before its node counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(5);
+/// How long a node may take to say that a pod has ended of which nothing runs any more.
+const TIDIED_WITHIN: Duration = Duration::from_secs(30);
 /// Claims that are looked at in one call.
 const PAGE: usize = 1_000;
 
@@ -56,6 +58,8 @@ pub struct Settled {
     pub lost: Vec<String>,
     /// Pods that died before they had a file, with what they said.
     pub without_a_file: Vec<Arc<WorkerPod>>,
+    /// Whether a pod is to be judged once more.
+    pub again: bool,
 }
 
 fn outcome(fate: &Fate) -> Option<Outcome> {
@@ -80,13 +84,13 @@ impl Settling<'_> {
         self.took_too_long(&mut ended).await?;
         let names: Vec<String> = ended.keys().cloned().collect();
         let claims = if names.is_empty() { Vec::new() } else { self.queue.claims_of(&names).await? };
-        let mut served: HashSet<String> = HashSet::new();
+        let mut served: HashMap<String, EntryId> = HashMap::new();
         let mut settlements = Vec::with_capacity(claims.len());
         for claim in claims {
             let Some((verdict, _)) = ended.get(&claim.consumer) else { continue };
             // A worker processes the first of its entries; another one was handed to it while nobody listened.
-            let first = served.insert(claim.consumer.clone());
-            let verdict = if first { verdict.clone() } else { Verdict::Released };
+            let first = served.entry(claim.consumer.clone()).or_insert_with(|| claim.entry.clone());
+            let verdict = if *first == claim.entry { verdict.clone() } else { Verdict::Released };
             settlements.push(Settlement { entry: claim.entry, consumer: claim.consumer, verdict });
         }
         self.settle(&settlements).await?;
@@ -95,13 +99,14 @@ impl Settling<'_> {
             if let Some(finished) = pod.as_ref().filter(|pod| pod.is_finished()) {
                 self.ctx.metrics.settled_after(finished.since.elapsed());
             }
-            if let Some(pod) = pod.filter(|pod| !served.contains(&name) && pod.died_without_a_file()) {
+            let file = served.remove(&name);
+            if let Some(pod) = pod.filter(|pod| file.is_none() && pod.died_without_a_file()) {
                 settled.without_a_file.push(pod);
             }
-            self.memory.settled.insert(name);
+            self.memory.settled.insert(name, file);
         }
         self.forget_gone();
-        self.compare_with_all_pods().await?;
+        settled.again = self.compare_with_all_pods().await?;
         settled.removable = self.removable();
         Ok(settled)
     }
@@ -114,7 +119,7 @@ impl Settling<'_> {
             |pod: &WorkerPod| pod.deleting.is_some_and(|going| now >= going.since + going.grace + LOST_AFTER);
         let lost = self.pods.iter().filter(|pod| overdue(pod) && !pod.held);
         settled.lost = lost.map(|pod| pod.name.clone()).collect();
-        for pod in self.pods.iter().filter(|pod| !self.memory.settled.contains(&pod.name)) {
+        for pod in self.pods.iter().filter(|pod| !self.memory.settled.contains_key(&pod.name)) {
             let start_timeout = self.ctx.settings.start_timeout;
             let verdict = match (&pod.stage, pod.deleting) {
                 // It ended because we removed it: should it have claimed meanwhile, nobody tried its file.
@@ -139,7 +144,7 @@ impl Settling<'_> {
             }
         }
         for (name, pod) in &self.memory.gone {
-            if self.memory.settled.contains(name) {
+            if self.memory.settled.contains_key(name) {
                 continue;
             }
             // It may have ended well before it was deleted.
@@ -238,19 +243,34 @@ impl Settling<'_> {
     }
 
     /// Now and then, all claims are compared with all pods: a pod that went while nobody watched left its file behind.
-    async fn compare_with_all_pods(&mut self) -> Result<(), Error> {
+    /// Returns whether one is to be judged once more.
+    async fn compare_with_all_pods(&mut self) -> Result<bool, Error> {
         if !self.scan_is_due() {
-            return Ok(());
+            return Ok(false);
         }
+        let (mut again, mut strays) = (false, Vec::new());
         let known: HashSet<&str> = self.pods.iter().map(|pod| pod.name.as_str()).collect();
         let (mut absent, mut after) = (HashSet::new(), None);
         loop {
             let page = self.queue.pending(after.as_ref(), Duration::ZERO, PAGE).await?;
             for claim in &page {
-                // A file that was settled is pending again: Valkey went back to before that. Its pod is judged once more.
-                self.memory.settled.remove(&claim.consumer);
                 if !known.contains(claim.consumer.as_str()) {
                     absent.insert(claim.consumer.clone());
+                    continue;
+                }
+                match self.memory.settled.get(&claim.consumer) {
+                    None => {}
+                    // The file that was settled is pending again: Valkey went back to before that.
+                    Some(file) if file.as_ref() == Some(&claim.entry) => {
+                        self.memory.settled.remove(&claim.consumer);
+                        again = true;
+                    }
+                    // Another one was handed to it while nobody listened.
+                    Some(_) => strays.push(Settlement {
+                        entry: claim.entry.clone(),
+                        consumer: claim.consumer.clone(),
+                        verdict: Verdict::Released,
+                    }),
                 }
             }
             match page.last() {
@@ -258,6 +278,7 @@ impl Settling<'_> {
                 _ => break,
             }
         }
+        self.settle(&strays).await?;
         // The watch may be late, but a list is not: a pod that has claimed was there before this was asked.
         if !absent.is_empty() {
             let api: Api<Pod> = self.ctx.api(self.run);
@@ -273,26 +294,31 @@ impl Settling<'_> {
         };
         let reclaimed = self.queue.reclaim(Duration::ZERO, &self.limits.retry, judge).await?;
         for fate in &reclaimed.fates {
-            let failed = matches!(fate, Fate::DeadLettered { .. });
-            self.ctx.metrics.settled(if failed { Outcome::Failed } else { Outcome::Reclaimed }, 1);
             if let Fate::DeadLettered { file, attempts } = fate {
                 let failure =
                     Failure::new("PodGone: its pod was deleted or its node was lost before it ended", None);
                 self.dead_lettered(file, *attempts, &failure, None);
+            }
+            let outcome = outcome(fate).map(|outcome| match outcome {
+                Outcome::Retried => Outcome::Reclaimed,
+                other => other,
+            });
+            if let Some(outcome) = outcome {
+                self.ctx.metrics.settled(outcome, 1);
             }
         }
         if reclaimed.held_by_nobody > 0 {
             tracing::warn!(run = %self.run.name_any(), files = reclaimed.held_by_nobody, "queued again what nobody held");
         }
         self.memory.last_scan = Some(self.now);
-        Ok(())
+        Ok(again)
     }
 
     /// Settled pods, but for the newest failures: trap 14. As many as a pass removes.
     fn removable(&mut self) -> Vec<String> {
         let mut removable = Vec::new();
         for pod in self.pods.iter().filter(|pod| pod.deleting.is_none()) {
-            if !self.memory.settled.contains(&pod.name) || self.memory.removed.contains(&pod.name) {
+            if !self.memory.settled.contains_key(&pod.name) || self.memory.removed.contains(&pod.name) {
                 continue;
             }
             match &pod.stage {
@@ -301,6 +327,10 @@ impl Settling<'_> {
                         self.memory.kept.push_back(pod.name.clone());
                     }
                 }
+                // Its node tidies up before it says that the pod has ended; deleted now, it would be gone with its log. With a
+                // container that does not start it never says so.
+                Stage::Failed(_) if !pod.running && self.now < pod.since + TIDIED_WITHIN => {}
+                // Also one of which other containers still run: nothing else ends them.
                 _ => removable.push(pod.name.clone()),
             }
         }

@@ -408,7 +408,7 @@ mod tests {
         source_bucket(&settings, &serde_json::from_value(bucket).unwrap(), None).unwrap()
     }
 
-    /// Trap 23: whoever writes a Pipeline must not make the operator ask the metadata service.
+    /// Trap 22: whoever writes a Pipeline must not make the operator ask the metadata service.
     #[test]
     fn the_operator_asks_only_allowed_addresses() {
         let metadata_service: std::net::IpAddr = "169.254.169.254".parse().unwrap();

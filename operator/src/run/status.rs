@@ -4,9 +4,10 @@ use crds::v1alpha1::{Counts, FailedFile, Phase, PipelineRun, PipelineRunStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use queue::{FinalCounts, Stats};
 use serde::{Deserialize, Serialize};
+use strum::VariantArray;
 
 use super::decide::End;
-use crate::error::Obstacle;
+use crate::error::{Obstacle, Reason};
 
 /// What is told about a run. What a pass did not find out stays as it was.
 #[derive(Clone, Debug, Default)]
@@ -116,6 +117,15 @@ pub fn final_counts(counts: &FinalCounts) -> Counts {
         succeeded: number(counts.succeeded),
         failed: number(counts.failed),
     }
+}
+
+/// What the status says to stand in the way of a run that goes on.
+pub fn obstacle(run: &PipelineRun) -> Option<Obstacle> {
+    let mut conditions = run.status.as_ref()?.conditions.iter();
+    let degraded =
+        conditions.find(|condition| condition.type_ == "Degraded" && condition.status == "True")?;
+    let reason = Reason::VARIANTS.iter().find(|reason| reason.as_ref() == degraded.reason)?;
+    Some(reason.because(degraded.message.clone()))
 }
 
 /// Whether the run has ended, and its status says so.

@@ -30,13 +30,20 @@ fn of_failure(failed: &Failed, non_retryable: &[i32]) -> Verdict {
     }
 }
 
+/// Whether the claimer or publisher ended by itself with this code, and so has said why.
+fn says_why(exit_code: i32) -> bool {
+    matches!(exit_code, 10..=24 | 143)
+}
+
 /// One text that says who failed, how, and what was said last.
 fn reason(failed: &Failed) -> String {
     let Failed { container, exit_code, reason, message } = failed;
     let message = message.trim();
     let what = match (container.as_deref(), exit_code) {
         // The claimer's own message begins with the class of the failure. Killed, it has left none: then this is its log.
-        (Some(CLAIMER | PUBLISHER), Some(10..=24 | 143)) if !message.is_empty() => return message.to_owned(),
+        (Some(CLAIMER | PUBLISHER), Some(code)) if says_why(*code) && !message.is_empty() => {
+            return message.to_owned();
+        }
         (Some(name), Some(_)) if reason == "OOMKilled" => {
             format!("OOMKilled: {name} used more memory than its limit")
         }
@@ -90,6 +97,7 @@ mod tests {
             claiming: None,
             deleting: None,
             stopped: true,
+            running: false,
             held: false,
         }
     }
@@ -130,6 +138,16 @@ mod tests {
             reason_of(&failed(Some("resize"), Some(3), "Error", &format!("{} the end", "ä".repeat(900))));
         assert!(long.starts_with("resize exited with code 3: …") && long.ends_with("the end"), "{long}");
         assert!(long.len() <= REASON_BYTES_MAX);
+    }
+
+    #[test]
+    fn the_codes_of_the_claimer_are_those_that_are_documented() {
+        let rows =
+            include_str!("../../../docs/claimer.md").lines().filter_map(|line| line.strip_prefix("| "));
+        let codes: Vec<i32> = rows.filter_map(|row| row.split(' ').next()?.parse().ok()).collect();
+        assert!(codes.len() > 10, "{codes:?}");
+        let said: Vec<i32> = (1..256).filter(|code| says_why(*code)).collect();
+        assert_eq!(codes.into_iter().filter(|code| *code != 0).collect::<Vec<_>>(), said);
     }
 
     #[test]

@@ -241,6 +241,7 @@ mod tests {
                 claiming: None,
                 deleting: None,
                 stopped: false,
+                running: false,
                 held: false,
             })
         };
@@ -260,6 +261,7 @@ mod tests {
             claiming: None,
             deleting: None,
             stopped: true,
+            running: false,
             held: false,
         });
         let mut memory = Memory::default();
