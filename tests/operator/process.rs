@@ -1,40 +1,37 @@
 //! The operator as a process, where no cluster answers.
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
+use std::time::Duration;
 
 use tests::program::{mortal, program};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+use tokio::time::timeout;
 
-/// An address at which nobody listens.
-fn free_address() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
-}
+/// Soon, for a machine that does other things too.
+const SOON: Duration = Duration::from_secs(30);
 
-/// The operator, with a Kubernetes that does not answer.
-fn operator(folder: &tempfile::TempDir) -> Command {
+/// The operator, with a Kubernetes that hangs up on whoever calls.
+async fn operator(folder: &tempfile::TempDir) -> Command {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = listener.local_addr().unwrap();
+    tokio::spawn(async move { while listener.accept().await.is_ok() {} });
     let kubeconfig = folder.path().join("kubeconfig");
     let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: 'http://{}'}}}}]\n\
-         contexts: [{{name: c, context: {{cluster: c, user: ''}}}}]\n",
-        free_address()
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: 'http://{server}'}}}}]\n\
+         contexts: [{{name: c, context: {{cluster: c, user: ''}}}}]\n"
     );
     std::fs::write(&kubeconfig, text).unwrap();
-    let mut command = mortal(program("operator"));
-    command.env("KUBECONFIG", kubeconfig).args(["--claimer-image", "c:1", "--valkey-url"]);
-    command.stderr(Stdio::piped());
+    let mut command = Command::from(mortal(program("operator")));
+    command.env("KUBECONFIG", kubeconfig).args([
+        "--claimer-image",
+        "c:1",
+        "--valkey-url",
+        "redis://127.0.0.1:1",
+    ]);
+    command.stderr(Stdio::piped()).kill_on_drop(true);
     command
-}
-
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 async fn get(address: &str, path: &str) -> String {
@@ -48,12 +45,18 @@ async fn get(address: &str, path: &str) -> String {
 #[tokio::test]
 async fn an_operator_without_kubernetes_is_alive_and_not_ready() {
     let folder = tempfile::tempdir().unwrap();
-    let address = free_address();
-    let mut command = operator(&folder);
-    let mut child = Ended(command.args(["redis://127.0.0.1:1", "--listen", &address]).spawn().unwrap());
-    let mut log = BufReader::new(child.0.stderr.take().unwrap()).lines().map(Result::unwrap);
-    // It has asked, and had no answer.
-    assert!(log.any(|line| line.contains("Kubernetes does not answer")), "it ended");
+    let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let mut child = operator(&folder).await.args(["--listen", &address]).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let has_asked = async {
+        while let Some(line) = log.next_line().await.unwrap() {
+            if line.contains("Kubernetes does not answer") {
+                return;
+            }
+        }
+        panic!("it ended");
+    };
+    timeout(SOON, has_asked).await.expect("it says that it had no answer");
     assert!(get(&address, "/livez").await.contains(" 200 "));
     let ready = get(&address, "/readyz").await;
     assert!(ready.contains(" 503 ") && ready.contains("not connected to Kubernetes yet"), "{ready}");
@@ -63,12 +66,11 @@ async fn an_operator_without_kubernetes_is_alive_and_not_ready() {
 #[tokio::test]
 async fn a_password_in_the_workers_url_is_refused_and_not_repeated() {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = operator(&folder);
-    command.args(["redis://127.0.0.1:1", "--listen", &free_address()]);
-    let mut child =
-        Ended(command.args(["--worker-valkey-url", "redis://:hunter2@valkey:6379"]).spawn().unwrap());
-    let mut said = String::new();
-    child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(!child.0.wait().unwrap().success(), "{said}");
+    let url = "redis://:hunter2@valkey:6379";
+    let mut command = operator(&folder).await;
+    command.args(["--listen", "127.0.0.1:0", "--worker-valkey-url", url]);
+    let ended = timeout(SOON, command.output()).await.expect("it ends").unwrap();
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(!ended.status.success(), "{said}");
     assert!(said.contains("--worker-valkey-url") && !said.contains("hunter2"), "{said}");
 }

@@ -8,7 +8,7 @@ mod harness;
 #[path = "player.rs"]
 mod player;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::v1alpha1::Phase;
@@ -19,11 +19,9 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
 use player::Player;
-use queue::Server;
 use serde_json::json;
 use testbed::Doing;
 use testbed::images::reference;
-use testbed::services::VALKEY_IP;
 
 /// Pods at once in a comparison with a bare Job.
 const PARALLELISM: usize = 15;
@@ -304,8 +302,8 @@ impl Cost {
     }
 }
 
-/// What a file costs the operator, and how soon it is settled. Nobody runs these pods: this process claims their files and ends them, so that the
-/// machine's two processors are left to what is measured.
+/// What a file costs the operator, and how soon it is settled. Nobody runs these pods: this process claims their files and ends
+/// them, so that the machine's two processors are left to what is measured.
 async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
     let mut lab = Lab::alone("cost").await;
     lab.set("LOG", "info,operator::run::settle=debug");
@@ -321,14 +319,7 @@ async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
     let before = (metric("openfilter_kubernetes_requests_total").await, valkey_calls(&lab).await);
     lab.run("r", json!({"execution": {"parallelism": parallelism}})).await;
     let (stream, group) = (lab.run_id("r").key("work"), lab.run_id("r").group());
-    let player = Arc::new(Player {
-        pods: lab.api(),
-        server: server(&lab),
-        stream,
-        group,
-        work,
-        seen: Mutex::default(),
-    });
+    let player = Arc::new(Player::new(lab.api(), lab.server(), stream, group, work));
     let playing = tokio::spawn(Arc::clone(&player).play());
     let (run, took) = timed(lab.finished("r")).await;
     playing.abort();
@@ -345,12 +336,6 @@ async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
         rate: files as f64 / took.as_secs_f64(),
         latencies,
     }
-}
-
-fn server(lab: &Lab) -> Server {
-    let mut server = Server::at(format!("redis://{VALKEY_IP}:6379"));
-    server.password = Some(lab.services.valkey_password.clone().into());
-    server
 }
 
 /// A figure of the operator.

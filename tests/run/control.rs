@@ -5,10 +5,11 @@ use std::time::Duration;
 use crds::v1alpha1::Phase;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
+use testbed::Doing;
 
 use crate::harness::{Lab, condition, counts, is_degraded_by, message, names, phase, running};
 
@@ -118,10 +119,54 @@ async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after() {
     lab.api::<Job>().delete("r-job", &DeleteParams::background()).await.unwrap();
     lab.kill_operators().await;
     lab.start_operator();
+    lab.operator_works().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(lab.jobs().await.len(), 0);
     assert_eq!(lab.pods().await.len(), 0);
     assert_eq!(counts(&lab.get("r").await), (8, 8, 0));
+}
+
+/// Whoever holds a pod whose file is done holds up neither the next file nor the end.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_pod_that_somebody_else_holds_does_not_hold_up_the_run() {
+    let lab = Lab::new("held").await;
+    lab.put_many("", 2, |_| "sleep 5".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 1}})).await;
+    let first = lab.pod_that("it is there", |_| Some(())).await.name_any();
+    let hold = Patch::Merge(json!({"metadata": {"finalizers": ["example.com/hold"]}}));
+    lab.api::<Pod>().patch(&first, &PatchParams::default(), &hold).await.unwrap();
+    assert_eq!(counts(&lab.finished("r").await), (2, 2, 0));
+    // The laboratory takes the finalizer away.
+    let held = lab.api::<Pod>().get(&first).await.unwrap();
+    assert!(held.metadata.deletion_timestamp.is_some());
+}
+
+/// Pods cannot start without it, and nobody but the operator knows what was in it.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_queue_secret_that_somebody_spoils_is_made_whole_again() {
+    let lab = Lab::new("spoilt").await;
+    lab.put_many("", 4, |_| "sleep 3".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 1}})).await;
+    lab.until("r", "a file is processed", |run| running(run) > 0).await;
+    let secrets = lab.api::<Secret>();
+    let user = secrets.get("r-queue").await.unwrap().data.unwrap()["username"].clone();
+    // The name becomes "nobody".
+    let spoilt = Patch::Merge(json!({"data": {"password": null, "username": "bm9ib2R5"}}));
+    secrets.patch("r-queue", &PatchParams::default(), &spoilt).await.unwrap();
+    let whole = async || {
+        let found = secrets.get("r-queue").await.doing(|| "read the Secret".to_owned())?;
+        let data = found.data.unwrap_or_default();
+        let has_password = data.get("password").is_some_and(|password| !password.0.is_empty());
+        Ok((has_password && data.get("username") == Some(&user)).then_some(()))
+    };
+    lab.eventually("the Secret is whole again", whole).await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (4, 4, 0));
+    lab.check_left_nothing(&run).await;
 }
 
 /// Trap 18 and the GitOps rule: a deleted run leaves nothing behind; created again it is not executed again, and gets its

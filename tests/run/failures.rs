@@ -2,15 +2,50 @@
 
 use std::time::Duration;
 
-use crds::v1alpha1::Phase;
+use crds::v1alpha1::{Phase, PipelineRun};
+use futures::TryStreamExt;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::ResourceExt;
-use kube::api::DeleteParams;
-use serde_json::json;
+use kube::api::{DeleteParams, WatchParams};
+use serde_json::{Value, json};
+use testbed::Testbed;
 use testbed::images::reference;
 
 use crate::harness::{Lab, condition, counts, filter, is_degraded_by, message, phase};
+
+/// Objects of the whole cluster; they go with this value, also by a panic.
+struct ForTheCluster {
+    testbed: Testbed,
+    objects: String,
+}
+
+impl ForTheCluster {
+    fn apply(lab: &Lab, objects: &[Value]) -> Self {
+        let objects = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+        let made = Self { testbed: lab.testbed.clone(), objects };
+        made.testbed.kubectl(&["apply", "-f", "-"], &made.objects).unwrap();
+        made
+    }
+}
+
+impl Drop for ForTheCluster {
+    fn drop(&mut self) {
+        let _ = self.testbed.kubectl(&["delete", "--ignore-not-found", "-f", "-"], &self.objects);
+    }
+}
+
+/// Who would manage a Job that somebody is to manage, or why there would be no Job: the API server takes a moment to heed what
+/// is new about admission.
+fn manager_of_a_job(lab: &Lab) -> Result<String, String> {
+    let pod = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]});
+    let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "any"},
+        "spec": {"managedBy": "example.com/somebody", "template": {"spec": pod}}});
+    let namespace = lab.namespace.name.as_str();
+    let words =
+        ["create", "-n", namespace, "--dry-run=server", "-o", "jsonpath={.spec.managedBy}", "-f", "-"];
+    lab.testbed.kubectl(&words, &job.to_string())
+}
 
 /// Trap 6: a run of only bad files ends as fast as its own back-off allows; the built-in Job controller would take hours, and
 /// after six failures wait for longer at once than [`crate::harness::LONG`].
@@ -190,32 +225,57 @@ async fn where_jobs_cannot_be_managed_nothing_is_run_and_the_reason_is_told() {
             "failurePolicy": "Fail", "reinvocationPolicy": "Never"}});
     let binding = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
         "metadata": {"name": name}, "spec": {"policyName": name}});
-    for object in [&policy, &binding] {
-        lab.testbed.kubectl(&["apply", "-f", "-"], &object.to_string()).unwrap();
-    }
-    // The API server takes a moment to heed a policy.
-    let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "any"},
-        "spec": {"managedBy": "example.com/somebody", "template":
-            {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}});
-    let heeded = async || {
-        let words =
-            ["create", "-n", &name, "--dry-run=server", "-o", "jsonpath={.spec.managedBy}", "-f", "-"];
-        Ok(lab.testbed.kubectl(&words, &job.to_string()).unwrap().is_empty().then_some(()))
-    };
+    let _dropping = ForTheCluster::apply(&lab, &[policy, binding]);
+    let heeded = async || Ok(manager_of_a_job(&lab).unwrap().is_empty().then_some(()));
     lab.eventually("managedBy is dropped", heeded).await;
     lab.pipeline(json!({})).await;
+    let jobs = lab.api::<Job>();
+    let before = jobs.list(&Default::default()).await.unwrap().metadata.resource_version.unwrap();
     lab.run("r", json!({})).await;
     let run = lab.until("r", "it is told", |run| is_degraded_by(run, "JobNotManaged")).await;
     assert_eq!((condition(&run, "Stalled").0, counts(&run)), ("True".into(), (1, 0, 0)));
+    // Not even for a moment, in which the built-in controller would have started its pods.
+    let since = jobs.watch(&WatchParams::default().disable_bookmarks().timeout(2), &before).await.unwrap();
+    assert_eq!(since.try_collect::<Vec<_>>().await.unwrap().len(), 0, "there was a Job");
+    assert_eq!(lab.witness.pods_ever("r"), 0);
     // An operator that is started there does not even begin.
     lab.kill_operators().await;
     lab.start_operator();
     let refuses =
         async || Ok(lab.operator_log().contains("use this cluster: it drops managedBy").then_some(()));
     lab.eventually("the operator says why it does not start", refuses).await;
-    for kind in ["mutatingadmissionpolicybinding", "mutatingadmissionpolicy"] {
-        lab.testbed.kubectl(&["delete", kind, &name], "").unwrap();
-    }
+}
+
+/// An admission webhook that is down is no refusal, and yet nothing gets on: people are told, in the API server's own words.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn an_admission_webhook_that_is_away_is_told_once_it_lasts_and_waited_for() {
+    let lab = Lab::new("webhook").await;
+    lab.put("a", "copy").await;
+    let name = lab.namespace.name.as_str();
+    let webhook = json!({
+        "name": "away.example.com",
+        "clientConfig": {"service": {"namespace": name, "name": "away"}},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
+        "rules": [{"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}],
+        "failurePolicy": "Fail",
+        "timeoutSeconds": 1,
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    });
+    let configuration = json!({"apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration", "metadata": {"name": name}, "webhooks": [webhook]});
+    let away = ForTheCluster::apply(&lab, &[configuration]);
+    let heeded = async || Ok(manager_of_a_job(&lab).err());
+    lab.eventually("no Job can be created", heeded).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({})).await;
+    let told = lab.until("r", "it is told", |run| is_degraded_by(run, "OperatorRefused")).await;
+    let message = message(&told, "Degraded");
+    assert!(message.contains("failed calling webhook \"away.example.com\""), "{message}");
+    drop(away);
+    let run = lab.finished("r").await;
+    assert_eq!((counts(&run), condition(&run, "Degraded").0), ((1, 1, 0), "False".into()));
 }
 
 /// Trap 13: a filter that takes longer than `pendingTimeout` keeps its file; one that takes longer than `fileTimeout` does
@@ -270,7 +330,7 @@ async fn a_run_stops_when_its_time_is_over_or_too_many_files_failed() {
 #[ignore = "needs the cluster"]
 async fn a_quota_and_a_refusal_are_told_and_waited_for() {
     let lab = Lab::new("quota").await;
-    lab.put_many("", 8, |_| "sleep 1".to_owned()).await;
+    lab.put_many("", 8, |number| format!("sleep {}", if number == 7 { 10 } else { 1 })).await;
     lab.create::<ResourceQuota>(json!({"metadata": {"name": "few"}, "spec": {"hard": {"pods": "0"}}})).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 4}})).await;
@@ -282,6 +342,11 @@ async fn a_quota_and_a_refusal_are_told_and_waited_for() {
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (8, 8, 0));
     assert!(lab.witness.most_pods() <= 2, "{} pods", lab.witness.most_pods());
+    // It is in nobody's way once there are no more files than pods: the last of them takes a while.
+    let goes_on_well = |run: &PipelineRun| {
+        phase(run) == Some(Phase::Running) && counts(run).1 >= 6 && condition(run, "Degraded").0 == "False"
+    };
+    assert!(lab.witness.was_ever(goes_on_well), "the quota was told for too long");
 
     // The namespace is "restricted", and this Pipeline asks for root.
     lab.api::<crds::v1alpha1::Pipeline>().delete("p", &Default::default()).await.unwrap();
@@ -293,13 +358,17 @@ async fn a_quota_and_a_refusal_are_told_and_waited_for() {
 
 #[tokio::test]
 #[ignore = "needs the cluster"]
-async fn pods_that_no_node_takes_are_told() {
+async fn pods_that_no_node_takes_are_told_and_go_when_fewer_are_allowed() {
     let lab = Lab::new("nowhere").await;
-    lab.put("a", "copy").await;
+    lab.put_many("", 4, |_| "copy".to_owned()).await;
     lab.pipeline(json!({"pod": {"nodeSelector": {"no-such": "node"}}})).await;
     lab.run("r", json!({})).await;
     let waiting = lab.until("r", "no node takes them", |run| is_degraded_by(run, "PodsUnschedulable")).await;
-    assert_eq!(counts(&waiting), (1, 0, 0));
+    assert_eq!((counts(&waiting), lab.pods().await.len()), ((4, 0, 0), 4));
+    lab.patch("r", json!({"spec": {"execution": {"parallelism": 1}}})).await;
+    let one_is_left = async || Ok((lab.pods().await.len() == 1).then_some(()));
+    lab.eventually("those that wait for a file go", one_is_left).await;
+    assert_eq!(lab.witness.pods_ever("r"), 4, "none comes in their place");
     let pod: Pod = lab.pods().await.remove(0);
     assert_eq!(pod.labels()["filter.plainsight.ai/pipelinerun"], "r");
     assert_eq!(pod.labels()["filter.plainsight.ai/run"], format!("{}.r", lab.namespace.name));

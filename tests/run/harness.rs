@@ -10,7 +10,7 @@ use std::time::Duration;
 use crds::run_id::RunId;
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
@@ -141,15 +141,18 @@ impl Lab {
         tokio::time::timeout(LONG, self.operators[number].wait()).await.expect("it ends").unwrap()
     }
 
-    /// Ends all operators as a node drain would.
-    pub async fn stop_operators(&mut self) {
-        let log = self.testbed.paths().logs().join(format!("operator-{}.log", self.namespace.name));
-        let started = self.log_at_start;
+    /// Waits until the operator that was started last has seen all that is there.
+    pub async fn operator_works(&self) {
         let works = async || {
-            let text = std::fs::read_to_string(&log).unwrap_or_default();
-            Ok(text.get(started..).is_some_and(|text| text.contains("watching")).then_some(()))
+            let log = self.operator_log();
+            Ok(log.get(self.log_at_start..).is_some_and(|log| log.contains("watching")).then_some(()))
         };
         self.eventually("the operator works", works).await;
+    }
+
+    /// Ends all operators as a node drain would.
+    pub async fn stop_operators(&mut self) {
+        self.operator_works().await;
         for mut operator in self.operators.drain(..) {
             let pid = operator.id().unwrap().to_string();
             std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap();
@@ -321,10 +324,31 @@ impl Lab {
         listed.items.iter().map(ResourceExt::name_any).find(|name| name != node).unwrap()
     }
 
-    /// A number that the queue keeps about a run.
-    pub async fn tally(&self, run: &str, field: &str) -> u64 {
+    /// Something that the queue keeps about a run, if it is there.
+    pub async fn meta(&self, run: &str, field: &str) -> Option<String> {
         let meta = self.run_id(run).key("meta");
         redis::cmd("HGET").arg(meta).arg(field).query_async(&mut self.raw().await).await.unwrap()
+    }
+
+    /// A number that the queue keeps about a run.
+    pub async fn tally(&self, run: &str, field: &str) -> u64 {
+        self.meta(run, field).await.unwrap().parse().unwrap()
+    }
+
+    /// Waits until there are at least so many events about a run for this reason, and returns all: nobody waits for them to be
+    /// written.
+    pub async fn events(&self, run: &str, reason: &str, least: usize) -> Vec<Event> {
+        let told = async || {
+            let mut events = self.list::<Event>().await;
+            events.retain(|event| {
+                let about = &event.involved_object;
+                about.kind.as_deref() == Some("PipelineRun")
+                    && about.name.as_deref() == Some(run)
+                    && event.reason.as_deref() == Some(reason)
+            });
+            Ok((events.len() >= least).then_some(events))
+        };
+        self.eventually(&format!("{run} has {least} events {reason}"), told).await
     }
 
     /// Every object of the bucket below a prefix, in order, as the server writes them.
@@ -358,11 +382,14 @@ impl Lab {
         std::fs::read_to_string(log).unwrap_or_default()
     }
 
-    pub fn valkey(&self) -> queue::Connection {
+    pub fn server(&self) -> Server {
         let mut server = Server::at(format!("redis://{VALKEY_IP}:6379"));
         server.password = Some(self.services.valkey_password.clone().into());
-        server.timeout = Duration::from_secs(20);
-        server.connect().unwrap()
+        server
+    }
+
+    pub fn valkey(&self) -> queue::Connection {
+        Server { timeout: Duration::from_secs(20), ..self.server() }.connect().unwrap()
     }
 
     pub fn run_id(&self, run: &str) -> RunId {
@@ -390,12 +417,15 @@ impl Lab {
         keys
     }
 
+    /// The queue of a run, as the operator has it.
+    pub async fn queue(&self, run: &str) -> RunQueue {
+        let epoch = self.meta(run, "epoch").await.unwrap();
+        RunQueue::of_epoch(&self.valkey(), &self.run_id(run), &epoch)
+    }
+
     /// The dead letters of a run that has ended.
     pub async fn dead_letters(&self, run: &str) -> Vec<DeadLetter> {
-        let meta = self.run_id(run).key("meta");
-        let epoch: String =
-            redis::cmd("HGET").arg(meta).arg("epoch").query_async(&mut self.raw().await).await.unwrap();
-        RunQueue::of_epoch(&self.valkey(), &self.run_id(run), &epoch).dead_letters(None, 1_000).await.unwrap()
+        self.queue(run).await.dead_letters(None, 1_000).await.unwrap()
     }
 
     /// No pod is left, and the Job says what the run says.
@@ -429,7 +459,6 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // A run that is left behind would hold its namespace: nobody is there to take its finalizer away.
         let kubectl = |words: &[&str]| self.kubectl(words).unwrap_or_else(|error| error);
         if std::thread::panicking() {
             eprintln!("{}", kubectl(&["get", "plr,jobs,pods", "-o", "wide"]));
@@ -440,8 +469,11 @@ impl Drop for Lab {
                 lines[lines.len().saturating_sub(40)..].join("\n")
             );
         }
-        for run in kubectl(&["get", "plr", "-o", "name"]).lines() {
-            kubectl(&["patch", run, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
+        // What is left behind would hold its namespace: nobody will be there to take its finalizers away. Of a run that is not
+        // being deleted the operator would put them back.
+        kubectl(&["delete", "plr", "--all", "--wait=false"]);
+        for object in kubectl(&["get", "plr,pods", "-o", "name"]).lines() {
+            kubectl(&["patch", object, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
         }
         if !std::thread::panicking() {
             self.witness.check_all_statuses();

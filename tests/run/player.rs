@@ -18,22 +18,27 @@ const AT_ONCE: usize = 200;
 
 /// Plays claimer, filter and kubelet for every pod.
 pub struct Player {
-    pub pods: Api<Pod>,
-    pub server: Server,
-    pub stream: String,
-    pub group: String,
-    pub work: Duration,
-    pub seen: Mutex<PodsSeen>,
+    pods: Api<Pod>,
+    server: Server,
+    stream: String,
+    group: String,
+    work: Duration,
+    seen: Mutex<PodsSeen>,
 }
 
 #[derive(Default)]
-pub struct PodsSeen {
+struct PodsSeen {
     played: HashSet<String>,
     /// When the API server had taken its end.
     ended: HashMap<String, Timestamp>,
 }
 
 impl Player {
+    /// Plays for all pods of a namespace, with the work of one run, which takes about this long for each file.
+    pub fn new(pods: Api<Pod>, server: Server, stream: String, group: String, work: Duration) -> Self {
+        Self { pods, server, stream, group, work, seen: Mutex::default() }
+    }
+
     pub async fn play(self: Arc<Self>) {
         let events =
             watcher(self.pods.clone(), watcher::Config::default()).default_backoff().applied_objects();
