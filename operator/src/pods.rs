@@ -98,6 +98,24 @@ const STUCK: [&str; 10] = [
     "RunContainerError",
 ];
 
+#[cfg(test)]
+impl WorkerPod {
+    /// A pod as tests have it, of which nothing runs.
+    pub fn in_stage(name: &str, stage: Stage, since: Instant) -> Self {
+        let name = name.to_owned();
+        Self {
+            name,
+            stage,
+            since,
+            claiming: None,
+            deleting: None,
+            stopped: false,
+            running: false,
+            held: false,
+        }
+    }
+}
+
 impl WorkerPod {
     /// Reads a pod. `before` is what was known of it.
     pub fn read(pod: &Pod, before: Option<&Self>, now: Instant) -> Self {

@@ -226,16 +226,7 @@ mod tests {
     use crate::pods::Stage;
 
     fn pod(name: &str, now: Instant) -> Arc<WorkerPod> {
-        Arc::new(WorkerPod {
-            name: name.into(),
-            stage: Stage::Claiming,
-            since: now,
-            claiming: None,
-            deleting: None,
-            stopped: false,
-            running: false,
-            held: false,
-        })
+        Arc::new(WorkerPod::in_stage(name, Stage::Claiming, now))
     }
 
     /// Trap 31.

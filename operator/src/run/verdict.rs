@@ -90,16 +90,7 @@ mod tests {
             reason: reason.to_owned(),
             message: message.to_owned(),
         };
-        WorkerPod {
-            name: "p".into(),
-            stage: Stage::Failed(failed),
-            since: Instant::now(),
-            claiming: None,
-            deleting: None,
-            stopped: true,
-            running: false,
-            held: false,
-        }
+        WorkerPod::in_stage("p", Stage::Failed(failed), Instant::now())
     }
 
     fn reason_of(pod: &WorkerPod) -> String {

@@ -233,17 +233,7 @@ mod tests {
     fn problem(stages: &[Stage], after: Duration) -> Option<Reason> {
         let since = Instant::now();
         let pod = |(number, stage): (usize, &Stage)| {
-            let name = format!("pod-{number}");
-            Arc::new(WorkerPod {
-                name,
-                stage: stage.clone(),
-                since,
-                claiming: None,
-                deleting: None,
-                stopped: false,
-                running: false,
-                held: false,
-            })
+            Arc::new(WorkerPod::in_stage(&format!("pod-{number}"), stage.clone(), since))
         };
         let pods: Vec<_> = stages.iter().enumerate().map(pod).collect();
         start_problem(&pods, START_TIMEOUT, since + after).map(|problem| problem.reason)
@@ -254,16 +244,7 @@ mod tests {
     fn pods_that_die_while_we_wait_do_not_make_us_wait_longer() {
         let failed =
             Failed { container: None, exit_code: None, reason: "NodeLost".into(), message: String::new() };
-        let pod = Arc::new(WorkerPod {
-            name: "p".into(),
-            stage: Stage::Failed(failed),
-            since: Instant::now(),
-            claiming: None,
-            deleting: None,
-            stopped: true,
-            running: false,
-            held: false,
-        });
+        let pod = Arc::new(WorkerPod::in_stage("p", Stage::Failed(failed), Instant::now()));
         let mut memory = Memory::default();
         for _ in 0..7 {
             died_without_a_file(&[Arc::clone(&pod)], &mut memory);
