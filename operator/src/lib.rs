@@ -41,6 +41,7 @@ use lease::Election;
 use metrics::Metrics;
 use names::MANAGER;
 use queue::Server;
+use run::build::job::is_managed;
 use world::World;
 
 /// Why the operator cannot go on.
@@ -232,9 +233,7 @@ async fn check_managed_jobs(client: &Client, namespace: &str) -> Result<(), Fata
     let mut wait = Duration::from_secs(1);
     loop {
         match jobs.create(&PostParams { dry_run: true, ..PostParams::default() }, &probe).await {
-            Ok(made) if made.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) == Some(MANAGER) => {
-                return Ok(());
-            }
+            Ok(made) if is_managed(&made) => return Ok(()),
             Ok(_) => return Err(Fatal::NotManaged),
             // Each Job is checked again when it is created.
             Err(error @ kube::Error::Api(_)) => {

@@ -48,7 +48,7 @@ pub async fn ensure(
     let wanted = job::job(run, recipe.run_id, recipe, files);
     let name = wanted.name_any();
     // By a dry run first: another controller would start pods of a Job that is not ours to manage, before we could delete it.
-    if create(&api, &wanted, true).await?.is_some_and(|job| !is_managed(&job)) {
+    if create(&api, &wanted, true).await?.is_some_and(|job| !job::is_managed(&job)) {
         return Err(not_managed().into());
     }
     let found = match create(&api, &wanted, false).await? {
@@ -68,7 +68,7 @@ pub async fn ensure(
     if found.metadata.deletion_timestamp.is_some() {
         return Ok(None);
     }
-    if !is_managed(&found) {
+    if !job::is_managed(&found) {
         // Since a moment ago.
         let _ = api.delete(&name, &DeleteParams::background()).await;
         return Err(not_managed().into());
@@ -89,10 +89,6 @@ async fn create(api: &Api<Job>, wanted: &Job, dry_run: bool) -> Result<Option<Jo
         }
         Err(error) => Err(Error::kubernetes(format!("create Job {}", wanted.name_any()))(error).into()),
     }
-}
-
-fn is_managed(job: &Job) -> bool {
-    job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) == Some(MANAGER)
 }
 
 fn not_managed() -> Obstacle {

@@ -187,14 +187,25 @@ async fn apply_secret(ctx: &Context, run: &PipelineRun, wanted: &Secret) -> Resu
     let api: Api<Secret> = ctx.api(run);
     let name = wanted.name_any();
     let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("look for Secret {name}")))?;
-    if found.as_ref().is_some_and(|found| !owner::owns(run, found)) {
+    match found {
+        Some(found) if owner::owns(run, &found) && found.data == wanted.data => Ok(found),
+        found => write_secret(ctx, run, found.as_ref(), wanted).await,
+    }
+}
+
+/// Writes a Secret over the one that was found, if any was and it is the run's.
+async fn write_secret(
+    ctx: &Context,
+    run: &PipelineRun,
+    found: Option<&Secret>,
+    wanted: &Secret,
+) -> Result<Secret, Stop> {
+    let name = wanted.name_any();
+    if found.is_some_and(|found| !owner::owns(run, found)) {
         return Err(Error::NotOurs { what: format!("Secret {name}") }.into());
     }
-    if let Some(found) = found.filter(|found| found.data == wanted.data) {
-        return Ok(found);
-    }
-    let params = PatchParams::apply(MANAGER).force();
-    let applied = api.patch(&name, &params, &Patch::Apply(wanted)).await;
+    let api: Api<Secret> = ctx.api(run);
+    let applied = api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(wanted)).await;
     Ok(applied.map_err(Error::kubernetes(format!("apply Secret {name}")))?)
 }
 
@@ -293,13 +304,7 @@ async fn user(
     wanted.metadata.annotations = Some([(EPOCH_ANNOTATION.to_owned(), queue.epoch().to_owned())].into());
     let is_whole = found.as_ref().is_some_and(|found| found.data == wanted.data);
     if before != Some(queue.epoch()) || !is_whole {
-        if found.as_ref().is_some_and(|found| !owner::owns(run, found)) {
-            return Err(Error::NotOurs { what: format!("Secret {name}") }.into());
-        }
-        let params = PatchParams::apply(MANAGER).force();
-        api.patch(&name, &params, &Patch::Apply(&wanted))
-            .await
-            .map_err(Error::kubernetes(format!("apply Secret {name}")))?;
+        write_secret(ctx, run, found.as_ref(), &wanted).await?;
         if before.is_some_and(|before| before != queue.epoch()) {
             memory.everything_lost();
             ctx.warn(run, Reason::QueueLost.as_ref(), "Valkey has lost the queue of this run: the bucket is listed again, and files may be processed twice");

@@ -65,6 +65,11 @@ pub fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend).unwrap_or(false)
 }
 
+/// Whether the API server has left the Job to us: one that does not know `managedBy` drops it.
+pub fn is_managed(job: &Job) -> bool {
+    job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) == Some(MANAGER)
+}
+
 /// Whether the Job has ended.
 pub fn is_finished(job: &Job) -> bool {
     let conditions = job.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
