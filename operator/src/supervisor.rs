@@ -56,7 +56,7 @@ pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<U
             wake.notify_one();
         } else if ctx.world.view(&uid).is_some() {
             let wake = Arc::new(Notify::new());
-            let task = tasks.spawn(run::look_after(Arc::clone(&ctx), Arc::clone(&uid), Arc::clone(&wake)));
+            let task = tasks.spawn(run::drive(Arc::clone(&ctx), Arc::clone(&uid), Arc::clone(&wake)));
             uids.insert(task.id(), Arc::clone(&uid));
             wakes.insert(uid, wake);
         }

@@ -1,9 +1,9 @@
-//! A run that is deleted: what it has in Valkey and in Kubernetes goes with it. With Valkey away it is not held up for
-//! ever: what is left to do is written down, and done when Valkey is back.
+//! A run that is deleted: what it has in Valkey and in Kubernetes goes with it. An unavailable Valkey does not block it: what
+//! is left to do is noted, and done when Valkey is back.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crds::run_id::RunId;
 use crds::v1alpha1::PipelineRun;
@@ -17,26 +17,72 @@ use queue::{RunQueue, WorkerUser};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::Next;
 use super::build::owner;
 use super::build::snapshot::Role;
-use super::memory::Memory;
+use super::pass::{Next, Pass};
 use super::setup;
 use crate::context::Context;
 use crate::error::{Error, chain};
 use crate::names::{self, FINALIZER, MANAGER};
-use crate::world::View;
 
 /// How long a deleted run waits for Valkey.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What is still to be removed from Valkey: one entry per run, `<uid>: <key of its stream>`.
 pub const NOTES: &str = "openfilter-operator-cleanup";
 
-/// Marks the run, so that it is not gone before [`finalize`] was there.
-pub async fn add_finalizer(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
-    let mut finalizers = run.finalizers().to_vec();
-    finalizers.push(FINALIZER.to_owned());
-    set_finalizers(ctx, run, &finalizers).await
+impl Pass<'_> {
+    /// Marks the run, so that it is not gone before [`Self::finalize`] has removed what belongs to it.
+    pub async fn ensure_finalizer(&self) -> Result<(), Error> {
+        if has_finalizer(self.run) {
+            return Ok(());
+        }
+        let mut finalizers = self.run.finalizers().to_vec();
+        finalizers.push(FINALIZER.to_owned());
+        set_finalizers(self.ctx, self.run, &finalizers).await
+    }
+
+    /// Removes everything of a deleted run, then lets it go.
+    pub async fn finalize(&mut self) -> Result<Next, Error> {
+        let (ctx, run) = (self.ctx, self.run);
+        self.memory.listing.task = None;
+        if !has_finalizer(run) {
+            return Ok(Next::Done);
+        }
+        let since = *self.memory.deleting.get_or_insert(self.now);
+        // Garbage collection does it too: a refusal that lasts does not block the run.
+        if let Err(error) = remove_workers(ctx, run).await {
+            if since.elapsed() < PATIENCE {
+                return Err(error);
+            }
+            tracing::warn!(run = %run.name_any(), error = chain(&error), "the workers of a deleted run are left to garbage collection");
+        }
+        // Garbage collection removes them too, but later, and a run that is created again at once needs their names. So a
+        // refusal is no reason to block this one.
+        if let Err(error) = remove_named(ctx, run).await {
+            tracing::warn!(run = %run.name_any(), error = chain(&error), "what a deleted run owns is left to garbage collection");
+        }
+        if let Ok(run_id) = setup::run_id(run)
+            && let Err(error) = forget(ctx, &run_id, &self.owner_uid()).await
+        {
+            if since.elapsed() < PATIENCE {
+                return Err(error);
+            }
+            tracing::warn!(run = %run_id, error = chain(&error), "a deleted run is removed from Valkey later");
+            match note(ctx, &self.owner_uid(), Some(&run_id.key("work"))).await {
+                Err(error) if error.is_refusal() => {
+                    tracing::warn!(run = %run_id, error = chain(&error), "what a deleted run has in Valkey stays there");
+                }
+                noted => noted?,
+            }
+        }
+        let others = run.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER);
+        set_finalizers(ctx, run, &others.cloned().collect::<Vec<_>>()).await?;
+        Ok(Next::Done)
+    }
+}
+
+fn has_finalizer(run: &PipelineRun) -> bool {
+    run.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
 async fn set_finalizers(ctx: &Context, run: &PipelineRun, finalizers: &[String]) -> Result<(), Error> {
@@ -47,46 +93,6 @@ async fn set_finalizers(ctx: &Context, run: &PipelineRun, finalizers: &[String])
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         patched => patched.map(|_| ()).map_err(Error::kubernetes("write the finalizers of the run")),
     }
-}
-
-/// Removes everything of a deleted run, then lets it go.
-pub async fn finalize(ctx: &Context, view: &View, memory: &mut Memory) -> Result<Next, Error> {
-    let run = &view.run;
-    memory.listing = None;
-    if !run.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
-        return Ok(Next::Done);
-    }
-    let since = *memory.deleting.get_or_insert_with(Instant::now);
-    // Garbage collection does it too: whoever refuses it to us for so long does not hold up the run for ever.
-    if let Err(error) = remove_workers(ctx, run).await {
-        if since.elapsed() < PATIENCE {
-            return Err(error);
-        }
-        tracing::warn!(run = %run.name_any(), error = chain(&error), "the workers of a deleted run are left to garbage collection");
-    }
-    // Garbage collection removes them too, but later, and a run that is created again at once needs their names. So a
-    // refusal is no reason to hold up this one.
-    if let Err(error) = remove_named(ctx, run).await {
-        tracing::warn!(run = %run.name_any(), error = chain(&error), "what a deleted run owns is left to garbage collection");
-    }
-    if let Ok(run_id) = setup::run_id(run)
-        && let Err(error) = forget(ctx, &run_id, &run.uid().unwrap_or_default()).await
-    {
-        if since.elapsed() < PATIENCE {
-            return Err(error);
-        }
-        tracing::warn!(run = %run_id, error = chain(&error), "a deleted run is removed from Valkey later");
-        match note(ctx, &run.uid().unwrap_or_default(), Some(&run_id.key("work"))).await {
-            Err(error) if error.is_refusal() => {
-                tracing::warn!(run = %run_id, error = chain(&error), "what a deleted run has in Valkey stays there");
-            }
-            noted => noted?,
-        }
-    }
-    let others: Vec<String> =
-        run.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).cloned().collect();
-    set_finalizers(ctx, run, &others).await?;
-    Ok(Next::Done)
 }
 
 async fn remove_workers(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {

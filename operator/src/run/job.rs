@@ -1,81 +1,184 @@
-//! The one Job of a run: created, and told what becomes of the run.
+//! The one Job of a run: created, and kept up to date with what becomes of the run.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crds::v1alpha1::{Counts, PipelineRun};
+use crds::v1alpha1::Counts;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::Stop;
 use super::build::pod::Recipe;
 use super::build::{job, owner};
-use super::memory::Memory;
+use super::pass::{Pass, Prepared, Stop};
 use super::status::Outcome;
-use crate::context::Context;
 use crate::error::{Error, Obstacle, Reason, chain, is_refusal, refused};
 use crate::names::MANAGER;
-use crate::pods::{Stage, WorkerPod};
+use crate::pods::Stage;
 
 /// How long a Job that was just created may be missing from the watch before it is asked for again.
 const JOB_SHOWN_WITHIN: Duration = Duration::from_secs(10);
 
-/// The Job of the run: what the watch shows, or a new one. `None` while an old one is being deleted.
-pub async fn ensure(
-    ctx: &Context,
-    shown: Option<&Arc<Job>>,
-    recipe: &Recipe<'_>,
-    files: u64,
-    memory: &mut Memory,
-) -> Result<Option<Arc<Job>>, Stop> {
-    let run = recipe.run;
-    if let Some(shown) = shown {
-        memory.job = None;
-        if shown.metadata.deletion_timestamp.is_some() {
+impl Pass<'_> {
+    /// The Job of the run: what the watch shows, or a new one. `None` while an old one is being deleted.
+    pub async fn ensure_job(&mut self, prepared: &Prepared, files: u64) -> Result<Option<Arc<Job>>, Stop> {
+        if let Some(shown) = &self.view.job {
+            self.memory.job = None;
+            if shown.metadata.deletion_timestamp.is_some() {
+                return Ok(None);
+            }
+            return self.adjust_parallelism(shown).await.map(Some);
+        }
+        if let Some((created, since)) = &self.memory.job
+            && since.elapsed() < JOB_SHOWN_WITHIN
+        {
+            return Ok(Some(Arc::clone(created)));
+        }
+        let api: Api<Job> = self.ctx.api(self.run);
+        let recipe = Recipe {
+            run: self.run,
+            run_id: &prepared.run_id,
+            snapshot: &prepared.snapshot,
+            worker: &self.ctx.settings.worker,
+            pending_timeout: prepared.limits.pending_timeout,
+        };
+        let wanted = job::job(self.run, &prepared.run_id, &recipe, files);
+        let name = wanted.name_any();
+        // By a dry run first: another controller would start pods of a Job that is not ours to manage, before we could
+        // delete it.
+        if create(&api, &wanted, true).await?.is_some_and(|job| !job::is_managed(&job)) {
+            return Err(not_managed().into());
+        }
+        let found = match create(&api, &wanted, false).await? {
+            Some(created) => {
+                self.ctx.tell(self.run, "JobCreated", format!("created Job {name} for {files} files"));
+                created
+            }
+            // Created before, and the status write was lost.
+            None => api.get(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?,
+        };
+        if !owner::owns(self.run, &found) {
+            let message = format!(
+                "there is a Job {name} that does not belong to this run; delete it, or give the run another name"
+            );
+            return Err(Reason::NameTaken.because(message).into());
+        }
+        if found.metadata.deletion_timestamp.is_some() {
             return Ok(None);
         }
-        return same_parallelism(ctx, run, shown).await.map(Some);
-    }
-    if let Some((created, since)) = &memory.job
-        && since.elapsed() < JOB_SHOWN_WITHIN
-    {
-        return Ok(Some(Arc::clone(created)));
-    }
-    let api: Api<Job> = ctx.api(run);
-    let wanted = job::job(run, recipe.run_id, recipe, files);
-    let name = wanted.name_any();
-    // By a dry run first: another controller would start pods of a Job that is not ours to manage, before we could delete it.
-    if create(&api, &wanted, true).await?.is_some_and(|job| !job::is_managed(&job)) {
-        return Err(not_managed().into());
-    }
-    let found = match create(&api, &wanted, false).await? {
-        Some(created) => {
-            ctx.tell(run, "JobCreated", format!("created Job {name} for {files} files"));
-            created
+        if !job::is_managed(&found) {
+            // Since a moment ago.
+            let _ = api.delete(&name, &DeleteParams::background()).await;
+            return Err(not_managed().into());
         }
-        // Created before, and the status write was lost: trap 9.
-        None => api.get(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?,
-    };
-    if !owner::owns(run, &found) {
-        let message = format!(
-            "there is a Job {name} that does not belong to this run; delete it, or give the run another name"
-        );
-        return Err(Reason::NameTaken.because(message).into());
+        let found = Arc::new(found);
+        self.memory.job = Some((Arc::clone(&found), Instant::now()));
+        Ok(Some(found))
     }
-    if found.metadata.deletion_timestamp.is_some() {
-        return Ok(None);
+
+    async fn adjust_parallelism(&self, shown: &Arc<Job>) -> Result<Arc<Job>, Stop> {
+        let wanted = self.run.spec.execution.parallelism;
+        if shown.spec.as_ref().and_then(|spec| spec.parallelism) == Some(wanted) || job::is_finished(shown) {
+            return Ok(Arc::clone(shown));
+        }
+        let patch = Patch::Merge(json!({"spec": {"parallelism": wanted}}));
+        let api: Api<Job> = self.ctx.api(self.run);
+        let patched = api.patch(&shown.name_any(), &PatchParams::default(), &patch).await;
+        Ok(Arc::new(patched.map_err(Error::kubernetes("change the parallelism of the Job"))?))
     }
-    if !job::is_managed(&found) {
-        // Since a moment ago.
-        let _ = api.delete(&name, &DeleteParams::background()).await;
-        return Err(not_managed().into());
+
+    /// Writes the Job's status while the run goes on.
+    pub async fn publish_job(&mut self, shown: &Job, counts: Counts, suspended: bool) -> Result<(), Error> {
+        let alive = self.view.pods.iter().filter(|pod| pod.is_alive());
+        let (active, ready) = alive.fold((0, 0), |(active, ready), pod| {
+            (active + 1, ready + i32::from(pod.stage == Stage::Working))
+        });
+        let old = shown.status.clone().unwrap_or_default();
+        let (succeeded, failed) = never_less(counts, shown);
+        let start_time = old.start_time.or_else(|| self.run.status.as_ref()?.start_time.clone());
+        let changed =
+            old.conditions.unwrap_or_default().into_iter().find(|condition| condition.type_ == "Suspended");
+        let word = if suspended { "True" } else { "False" };
+        let conditions = match (&changed, suspended) {
+            (None, false) => None,
+            (Some(before), _) if before.status == word => Some(json!([before])),
+            (_, _) => {
+                let reason = if suspended { "Suspended" } else { "Resumed" };
+                let now = Time(k8s_openapi::jiff::Timestamp::now());
+                Some(
+                    json!([{"type": "Suspended", "status": word, "reason": reason, "lastTransitionTime": now}]),
+                )
+            }
+        };
+        let mut status = json!({
+            "active": active,
+            "ready": ready,
+            "succeeded": succeeded,
+            "failed": failed,
+        });
+        if let Some(conditions) = conditions {
+            status["conditions"] = conditions;
+        }
+        // The API server refuses a start time of a Job that is suspended.
+        if let Some(start_time) = start_time.filter(|_| !suspended) {
+            status["startTime"] = json!(start_time);
+        }
+        match self.patch_job_status(shown, status).await {
+            // Nothing depends on it while the run goes on.
+            Err(error) => {
+                tracing::debug!(error = chain(&error), "the status of the Job was not written");
+                Ok(())
+            }
+            written => written,
+        }
     }
-    let found = Arc::new(found);
-    memory.job = Some((Arc::clone(&found), Instant::now()));
-    Ok(Some(found))
+
+    /// Writes how the Job ended: in the same pass as the run.
+    pub async fn finish_job(
+        &mut self,
+        shown: &Job,
+        counts: Counts,
+        outcome: &Outcome,
+        message: &str,
+    ) -> Result<(), Error> {
+        // What the watch has shown may be older than what was written last, and the counts must not go back.
+        let api: Api<Job> = self.ctx.api(self.run);
+        let name = shown.name_any();
+        let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?;
+        let Some(shown) = found.filter(|found| owner::owns(self.run, found) && !job::is_finished(found))
+        else {
+            return Ok(());
+        };
+        self.memory.job_status = None;
+        match self.patch_job_status(&shown, final_status(&shown, counts, outcome, message)).await {
+            // The run ends even if the API server refuses the Job's last status. A right that is missing may come back.
+            Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
+            {
+                tracing::warn!(run = %self.run.name_any(), doing, error = chain(&source), "the end of the Job was refused");
+                Ok(())
+            }
+            written => written,
+        }
+    }
+
+    async fn patch_job_status(&mut self, shown: &Job, status: Value) -> Result<(), Error> {
+        if self.memory.job_status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let api: Api<Job> = self.ctx.api(self.run);
+        let patch = Patch::Merge(json!({"status": status}));
+        match api.patch_status(&shown.name_any(), &PatchParams::default(), &patch).await {
+            Ok(_) => {
+                self.memory.job_status = Some(status);
+                Ok(())
+            }
+            // Deleted by hand or by its time to live.
+            Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
+            Err(error) => Err(Error::kubernetes("write the status of the Job")(error)),
+        }
+    }
 }
 
 /// Creates the Job; `None` if there is one of its name.
@@ -97,93 +200,15 @@ fn not_managed() -> Obstacle {
     )
 }
 
-async fn same_parallelism(ctx: &Context, run: &PipelineRun, shown: &Arc<Job>) -> Result<Arc<Job>, Stop> {
-    let wanted = run.spec.execution.parallelism;
-    if shown.spec.as_ref().and_then(|spec| spec.parallelism) == Some(wanted) || job::is_finished(shown) {
-        return Ok(Arc::clone(shown));
-    }
-    let patch = Patch::Merge(json!({"spec": {"parallelism": wanted}}));
-    let api: Api<Job> = ctx.api(run);
-    let patched = api.patch(&shown.name_any(), &PatchParams::default(), &patch).await;
-    Ok(Arc::new(patched.map_err(Error::kubernetes("change the parallelism of the Job"))?))
-}
-
-/// Writes the Job's status while the run goes on.
-pub async fn publish(
-    ctx: &Context,
-    run: &PipelineRun,
-    shown: &Job,
-    counts: Counts,
-    pods: &[Arc<WorkerPod>],
-    suspended: bool,
-    memory: &mut Memory,
-) -> Result<(), Error> {
-    let alive = pods.iter().filter(|pod| pod.is_alive());
-    let (active, ready) = alive
-        .fold((0, 0), |(active, ready), pod| (active + 1, ready + i32::from(pod.stage == Stage::Working)));
-    let old = shown.status.clone().unwrap_or_default();
-    let (succeeded, failed) = never_less(counts, shown);
-    let start_time = old.start_time.or_else(|| run.status.as_ref()?.start_time.clone());
-    let changed =
-        old.conditions.unwrap_or_default().into_iter().find(|condition| condition.type_ == "Suspended");
-    let word = if suspended { "True" } else { "False" };
-    let conditions = match (&changed, suspended) {
-        (None, false) => None,
-        (Some(before), _) if before.status == word => Some(json!([before])),
-        (_, _) => {
-            let reason = if suspended { "Suspended" } else { "Resumed" };
-            let now = Time(k8s_openapi::jiff::Timestamp::now());
-            Some(json!([{"type": "Suspended", "status": word, "reason": reason, "lastTransitionTime": now}]))
-        }
-    };
-    let mut status = json!({
-        "active": active,
-        "ready": ready,
-        "succeeded": succeeded,
-        "failed": failed,
-    });
-    if let Some(conditions) = conditions {
-        status["conditions"] = conditions;
-    }
-    // The API server wants no start time of a Job that is suspended.
-    if let Some(start_time) = start_time.filter(|_| !suspended) {
-        status["startTime"] = json!(start_time);
-    }
-    match patch_status(ctx, run, shown, status, memory).await {
-        // Nobody depends on it while the run goes on.
-        Err(error) => {
-            tracing::debug!(error = chain(&error), "the status of the Job was not taken");
-            Ok(())
-        }
-        written => written,
-    }
-}
-
-/// The API server lets a Job's counts only grow. After a loss of data ours begin anew.
+/// The API server lets a Job's counts only grow. After a loss of data ours start over.
 fn never_less(counts: Counts, shown: &Job) -> (i64, i64) {
     let old = shown.status.as_ref();
     let (succeeded, failed) = (old.and_then(|old| old.succeeded), old.and_then(|old| old.failed));
     (counts.succeeded.max(succeeded.unwrap_or(0).into()), counts.failed.max(failed.unwrap_or(0).into()))
 }
 
-/// Writes how the Job ended: in the same pass as the run.
-pub async fn finish(
-    ctx: &Context,
-    run: &PipelineRun,
-    shown: &Job,
-    counts: Counts,
-    outcome: &Outcome,
-    message: &str,
-    memory: &mut Memory,
-) -> Result<(), Error> {
-    // What the watch has shown may be older than what was written last, and the counts must not go back.
-    let api: Api<Job> = ctx.api(run);
-    let name = shown.name_any();
-    let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?;
-    let Some(shown) = found.filter(|found| owner::owns(run, found) && !job::is_finished(found)) else {
-        return Ok(());
-    };
-    let (all_succeeded, all_failed) = never_less(counts, &shown);
+fn final_status(shown: &Job, counts: Counts, outcome: &Outcome, message: &str) -> Value {
+    let (all_succeeded, all_failed) = never_less(counts, shown);
     let Outcome { succeeded, reason, start_time, completion_time, .. } = outcome;
     let condition = |type_: &str| {
         json!({"type": type_, "status": "True", "reason": reason, "message": message,
@@ -203,37 +228,5 @@ pub async fn finish(
     if *succeeded {
         status["completionTime"] = json!(completion_time);
     }
-    memory.job_status = None;
-    match patch_status(ctx, run, &shown, status, memory).await {
-        // The run ends whatever the API server thinks of the Job's last word. A right that is missing may come back.
-        Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
-        {
-            tracing::warn!(run = %run.name_any(), doing, error = chain(&source), "the end of the Job was refused");
-            Ok(())
-        }
-        written => written,
-    }
-}
-
-async fn patch_status(
-    ctx: &Context,
-    run: &PipelineRun,
-    shown: &Job,
-    status: Value,
-    memory: &mut Memory,
-) -> Result<(), Error> {
-    if memory.job_status.as_ref() == Some(&status) {
-        return Ok(());
-    }
-    let api: Api<Job> = ctx.api(run);
-    let patch = Patch::Merge(json!({"status": status}));
-    match api.patch_status(&shown.name_any(), &PatchParams::default(), &patch).await {
-        Ok(_) => {
-            memory.job_status = Some(status);
-            Ok(())
-        }
-        // Deleted by hand or by its time to live.
-        Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
-        Err(error) => Err(Error::kubernetes("write the status of the Job")(error)),
-    }
+    status
 }

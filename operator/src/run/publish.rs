@@ -1,61 +1,81 @@
-//! Tells people and tools: one status write per pass, not more often than anybody reads, and an event per new obstacle.
+//! Reports to people and tools: one status write per pass, not more often than it is read, and an event per new obstacle.
 
 use std::time::{Duration, Instant};
 
 use crds::v1alpha1::{PipelineRun, PipelineRunStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::PUBLISH_EVERY;
-use super::memory::Memory;
-use super::status::{self, Report};
+use super::pass::Pass;
+use super::status;
 use crate::context::Context;
 use crate::error::Error;
 
-/// Writes the status, if there is something to say. Returns when to come back if it is too early to say it, or if another
-/// operator has said something meanwhile.
-pub async fn publish(
-    ctx: &Context,
-    run: &PipelineRun,
-    report: &Report,
-    memory: &mut Memory,
-) -> Result<Option<Duration>, Error> {
-    let mut known = run.clone();
-    if let Some((written, _)) = &memory.published {
-        known.status = Some(written.clone());
-    }
-    warn_once(ctx, run, report, memory);
-    let status = status::build(&known, report, &Time(Timestamp::now()));
-    if known.status.as_ref() == Some(&status) {
-        return Ok(None);
-    }
-    if let Some((written, when)) = &memory.published {
-        let words = |status: &PipelineRunStatus| {
-            status
-                .conditions
-                .iter()
-                .map(|condition| (condition.status.clone(), condition.reason.clone()))
-                .collect::<Vec<_>>()
-        };
-        let urgent = written.phase != status.phase || words(written) != words(&status);
-        if let Some(left) = PUBLISH_EVERY.checked_sub(when.elapsed()).filter(|_| !urgent) {
+impl Pass<'_> {
+    /// Writes the status, if it changed. Returns when to come back if it is too early to write it, or if another operator wrote
+    /// one meanwhile.
+    pub async fn publish(&mut self) -> Result<Option<Duration>, Error> {
+        let mut known = self.run.clone();
+        if let Some((written, _)) = &self.memory.published {
+            known.status = Some(written.clone());
+        }
+        self.warn_of_a_new_obstacle();
+        let status = status::build(&known, &self.report, &Time(Timestamp::now()));
+        if known.status.as_ref() == Some(&status) {
+            return Ok(None);
+        }
+        if let Some((written, when)) = &self.memory.published
+            && let Some(left) = PUBLISH_EVERY.checked_sub(when.elapsed())
+            && !is_urgent(written, &status)
+        {
             return Ok(Some(left));
         }
+        let (written, again) = match write(self.ctx, &known, &status).await? {
+            Written::Ours => {
+                self.announce_end();
+                (status, None)
+            }
+            Written::Gone => return Ok(None),
+            // It may know more than we do, so the next pass builds on it.
+            Written::Others(newer) => (*newer, Some(PUBLISH_EVERY)),
+        };
+        self.memory.published = Some((written, Instant::now()));
+        Ok(again)
     }
-    let (written, again) = match write(ctx, &known, &status).await? {
-        Written::Ours => {
-            tell_end(ctx, run, report);
-            (status, None)
+
+    /// The operator that wrote the end announces it, so that it is announced once.
+    fn announce_end(&self) {
+        let Some(outcome) = &self.report.outcome else { return };
+        let message = status::end_in_words(outcome, self.report.counts.unwrap_or_default());
+        if outcome.succeeded {
+            self.ctx.tell(self.run, &outcome.reason, message);
+        } else {
+            self.ctx.warn(self.run, &outcome.reason, message);
         }
-        Written::Gone => return Ok(None),
-        // It may know more than we do, so the next pass builds on it.
-        Written::Others(newer) => (*newer, Some(PUBLISH_EVERY)),
+    }
+
+    /// One event for each new obstacle, however many passes it stays.
+    fn warn_of_a_new_obstacle(&mut self) {
+        let last = self.memory.obstacle.as_ref().map(|obstacle| obstacle.reason);
+        if let Some(obstacle) = self.report.obstacle.as_ref().filter(|obstacle| last != Some(obstacle.reason))
+        {
+            self.ctx.warn(self.run, obstacle.reason.as_ref(), obstacle.message.clone());
+        }
+        self.memory.obstacle = self.report.obstacle.clone();
+    }
+}
+
+/// Whether tools wait for this change: not a count, but a phase or a condition.
+fn is_urgent(written: &PipelineRunStatus, status: &PipelineRunStatus) -> bool {
+    let words = |status: &PipelineRunStatus| {
+        let condition = |condition: &Condition| (condition.status.clone(), condition.reason.clone());
+        status.conditions.iter().map(condition).collect::<Vec<_>>()
     };
-    memory.published = Some((written, Instant::now()));
-    Ok(again)
+    written.phase != status.phase || words(written) != words(status)
 }
 
 /// What became of a status.
@@ -108,24 +128,4 @@ pub async fn acknowledge(ctx: &Context, run: &PipelineRun) -> Result<(), Error> 
         Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(()),
         written => written.map(|_| ()).map_err(Error::kubernetes("write the status of a run that has ended")),
     }
-}
-
-/// The end is told by whoever wrote it, so that it is told once.
-fn tell_end(ctx: &Context, run: &PipelineRun, report: &Report) {
-    let Some(outcome) = &report.outcome else { return };
-    let message = status::end_in_words(outcome, report.counts.unwrap_or_default());
-    if outcome.succeeded {
-        ctx.tell(run, &outcome.reason, message);
-    } else {
-        ctx.warn(run, &outcome.reason, message);
-    }
-}
-
-/// One event for each new obstacle, however many passes it stays.
-fn warn_once(ctx: &Context, run: &PipelineRun, report: &Report, memory: &mut Memory) {
-    let last = memory.obstacle.as_ref().map(|obstacle| obstacle.reason);
-    if let Some(obstacle) = report.obstacle.as_ref().filter(|obstacle| last != Some(obstacle.reason)) {
-        ctx.warn(run, obstacle.reason.as_ref(), obstacle.message.clone());
-    }
-    memory.obstacle = report.obstacle.clone();
 }

@@ -2,21 +2,19 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crds::v1alpha1::{FailedFile, PipelineRun};
+use crds::v1alpha1::FailedFile;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt};
-use queue::{EntryId, Failure, Fate, RunQueue, Settlement, Verdict};
+use queue::{EntryId, Failure, Fate, Settlement, Verdict};
 
 use super::build::owner;
-use super::limits::Limits;
-use super::memory::Memory;
+use super::pass::{Pass, Prepared};
 use super::workers::BATCH;
 use super::{RESYNC, verdict};
-use crate::context::Context;
 use crate::error::Error;
 use crate::metrics::Outcome;
 use crate::names::CLAIMER;
@@ -28,24 +26,6 @@ const LOST_AFTER: Duration = Duration::from_secs(5);
 const TIDIED_WITHIN: Duration = Duration::from_secs(30);
 /// Claims that are looked at in one call.
 const PAGE: usize = 1_000;
-
-/// What is settled, and how.
-pub struct Settling<'a> {
-    /// The operator.
-    pub ctx: &'a Context,
-    /// The run.
-    pub run: &'a PipelineRun,
-    /// Its queue.
-    pub queue: &'a RunQueue,
-    /// What it allows.
-    pub limits: &'a Limits,
-    /// Its pods.
-    pub pods: &'a [Arc<WorkerPod>],
-    /// What is remembered of it.
-    pub memory: &'a mut Memory,
-    /// Now, by our own clock.
-    pub now: Instant,
-}
 
 /// What settling found.
 #[derive(Default)]
@@ -76,14 +56,14 @@ fn outcome(fate: &Fate) -> Option<Outcome> {
 /// The pods whose attempt is over, and how it ended.
 type Ended = BTreeMap<String, (Verdict, Option<Arc<WorkerPod>>)>;
 
-impl Settling<'_> {
+impl Pass<'_> {
     /// Settles all that can be settled now.
-    pub async fn run(mut self) -> Result<Settled, Error> {
+    pub async fn settle(&mut self, prepared: &Prepared) -> Result<Settled, Error> {
         let mut settled = Settled::default();
-        let mut ended = self.ended(&mut settled);
-        self.took_too_long(&mut ended).await?;
+        let mut ended = self.ended(prepared, &mut settled);
+        self.took_too_long(prepared, &mut ended).await?;
         let names: Vec<String> = ended.keys().cloned().collect();
-        let claims = if names.is_empty() { Vec::new() } else { self.queue.claims_of(&names).await? };
+        let claims = if names.is_empty() { Vec::new() } else { prepared.queue.claims_of(&names).await? };
         let mut served: HashMap<String, EntryId> = HashMap::new();
         let mut settlements = Vec::with_capacity(claims.len());
         for claim in claims {
@@ -93,7 +73,7 @@ impl Settling<'_> {
             let verdict = if *first == claim.entry { verdict.clone() } else { Verdict::Released };
             settlements.push(Settlement { entry: claim.entry, consumer: claim.consumer, verdict });
         }
-        self.settle(&settlements).await?;
+        self.settle_entries(prepared, &settlements).await?;
         settled.files = settlements.len();
         for (name, (_, pod)) in ended {
             if let Some(finished) = pod.as_ref().filter(|pod| pod.is_finished()) {
@@ -103,28 +83,30 @@ impl Settling<'_> {
             if let Some(pod) = pod.filter(|pod| file.is_none() && pod.died_without_a_file()) {
                 settled.without_a_file.push(pod);
             }
-            self.memory.settled.insert(name, file);
+            self.memory.pods.settled.insert(name, file);
         }
         self.forget_gone();
-        settled.again = self.compare_with_all_pods().await?;
+        settled.again = self.compare_with_all_pods(prepared).await?;
         settled.removable = self.removable();
         Ok(settled)
     }
 
     /// Pods that have ended, in whatever way, and were not settled before.
-    fn ended(&mut self, settled: &mut Settled) -> Ended {
+    fn ended(&mut self, prepared: &Prepared, settled: &mut Settled) -> Ended {
         let mut ended = Ended::new();
         let now = self.now;
         let overdue =
             |pod: &WorkerPod| pod.deleting.is_some_and(|going| now >= going.since + going.grace + LOST_AFTER);
-        let lost = self.pods.iter().filter(|pod| overdue(pod) && !pod.held);
+        let lost = self.view.pods.iter().filter(|pod| overdue(pod) && !pod.held);
         settled.lost = lost.map(|pod| pod.name.clone()).collect();
-        for pod in self.pods.iter().filter(|pod| !self.memory.settled.contains_key(&pod.name)) {
+        for pod in self.view.pods.iter().filter(|pod| !self.memory.pods.settled.contains_key(&pod.name)) {
             let start_timeout = self.ctx.settings.start_timeout;
             let verdict = match (&pod.stage, pod.deleting) {
                 // It ended because we removed it: should it have claimed meanwhile, nobody tried its file.
-                (Stage::Failed(_), _) if self.memory.dismissed.contains(&pod.name) => Some(Verdict::Released),
-                (Stage::Succeeded | Stage::Failed(_), _) => verdict::of(pod, &self.limits.non_retryable),
+                (Stage::Failed(_), _) if self.memory.pods.dismissed.contains(&pod.name) => {
+                    Some(Verdict::Released)
+                }
+                (Stage::Succeeded | Stage::Failed(_), _) => verdict::of(pod, &prepared.limits.non_retryable),
                 (_, Some(_)) if overdue(pod) => Some(self.unfinished(&pod.name)),
                 (Stage::Stuck(stuck), None) if self.now.duration_since(pod.since) >= start_timeout => {
                     settled.lost.push(pod.name.clone());
@@ -143,13 +125,13 @@ impl Settling<'_> {
                 ended.insert(pod.name.clone(), (verdict, Some(Arc::clone(pod))));
             }
         }
-        for (name, pod) in &self.memory.gone {
-            if self.memory.settled.contains_key(name) {
+        for (name, pod) in &self.memory.pods.gone {
+            if self.memory.pods.settled.contains_key(name) {
                 continue;
             }
             // It may have ended well before it was deleted.
-            let verdict = match verdict::of(pod, &self.limits.non_retryable) {
-                Some(verdict) if !self.memory.dismissed.contains(name) => verdict,
+            let verdict = match verdict::of(pod, &prepared.limits.non_retryable) {
+                Some(verdict) if !self.memory.pods.dismissed.contains(name) => verdict,
                 _ => self.unfinished(name),
             };
             ended.insert(name.clone(), (verdict, None));
@@ -159,7 +141,7 @@ impl Settling<'_> {
 
     /// The file of a pod that went before it ended.
     fn unfinished(&self, pod: &str) -> Verdict {
-        if self.memory.dismissed.contains(pod) {
+        if self.memory.pods.dismissed.contains(pod) {
             Verdict::Released
         } else {
             Verdict::Failed(verdict::vanished(pod))
@@ -167,16 +149,16 @@ impl Settling<'_> {
     }
 
     /// Files that have been worked on for too long, by Valkey's clock; their pods are removed.
-    async fn took_too_long(&self, ended: &mut Ended) -> Result<(), Error> {
-        let Some(limit) = self.limits.file_timeout else { return Ok(()) };
+    async fn took_too_long(&self, prepared: &Prepared, ended: &mut Ended) -> Result<(), Error> {
+        let Some(limit) = prepared.limits.file_timeout else { return Ok(()) };
         let long = |pod: &WorkerPod| pod.claiming.is_some_and(|since| self.now >= since + limit);
         // A new operator has not seen when the claimers started, so it asks now and then anyway.
-        if !self.scan_is_due() && !self.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
+        if !self.scan_is_due() && !self.view.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
             return Ok(());
         }
         let mut after = None;
         loop {
-            let page = self.queue.pending(after.as_ref(), limit, PAGE).await?;
+            let page = prepared.queue.pending(after.as_ref(), limit, PAGE).await?;
             for claim in &page {
                 let failure = Verdict::Failed(verdict::timed_out(limit));
                 ended.entry(claim.consumer.clone()).or_insert((failure, None));
@@ -188,11 +170,11 @@ impl Settling<'_> {
         }
     }
 
-    async fn settle(&mut self, settlements: &[Settlement]) -> Result<(), Error> {
+    async fn settle_entries(&mut self, prepared: &Prepared, settlements: &[Settlement]) -> Result<(), Error> {
         if settlements.is_empty() {
             return Ok(());
         }
-        let fates = self.queue.settle(settlements, &self.limits.retry).await?;
+        let fates = prepared.queue.settle(settlements, &prepared.limits.retry).await?;
         for (settlement, fate) in settlements.iter().zip(fates) {
             if let Some(outcome) = outcome(&fate) {
                 self.ctx.metrics.settled(outcome, 1);
@@ -210,14 +192,14 @@ impl Settling<'_> {
     }
 
     fn dead_lettered(&mut self, file: &str, attempts: u32, failure: &Failure, pod: Option<&str>) {
-        if self.memory.may_tell_of_a_failure() {
+        if self.memory.failures.may_send_event() {
             let note = format!("{file}: {}", failure.reason());
             match pod {
                 Some(pod) => self.ctx.warn_about(self.run, pod, "FileFailed", note),
                 None => self.ctx.warn(self.run, "FileFailed", note),
             }
         }
-        self.memory.failed(FailedFile {
+        self.memory.failures.add(FailedFile {
             file: file[..file.floor_char_boundary(1_024)].to_owned(),
             attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
             reason: failure.reason().to_owned(),
@@ -228,41 +210,37 @@ impl Settling<'_> {
     }
 
     fn forget_gone(&mut self) {
-        for name in std::mem::take(&mut self.memory.gone).into_keys() {
-            self.memory.settled.remove(&name);
-            self.memory.removed.remove(&name);
-            self.memory.not_created(&name);
-            self.memory.dismissed.remove(&name);
-            self.memory.kept.retain(|kept| *kept != name);
+        for name in self.memory.pods.forget_gone() {
+            self.memory.creation.forget(&name);
         }
     }
 
     /// Whether it is time to look at all claims.
     fn scan_is_due(&self) -> bool {
-        self.memory.last_scan.is_none_or(|last| self.now.duration_since(last) >= RESYNC)
+        self.memory.pods.last_scan.is_none_or(|last| self.now.duration_since(last) >= RESYNC)
     }
 
     /// Now and then, all claims are compared with all pods: a pod that went while nobody watched left its file behind.
     /// Returns whether one is to be judged once more.
-    async fn compare_with_all_pods(&mut self) -> Result<bool, Error> {
+    async fn compare_with_all_pods(&mut self, prepared: &Prepared) -> Result<bool, Error> {
         if !self.scan_is_due() {
             return Ok(false);
         }
         let (mut again, mut strays) = (false, Vec::new());
-        let known: HashSet<&str> = self.pods.iter().map(|pod| pod.name.as_str()).collect();
+        let known: HashSet<&str> = self.view.pods.iter().map(|pod| pod.name.as_str()).collect();
         let (mut absent, mut after) = (HashSet::new(), None);
         loop {
-            let page = self.queue.pending(after.as_ref(), Duration::ZERO, PAGE).await?;
+            let page = prepared.queue.pending(after.as_ref(), Duration::ZERO, PAGE).await?;
             for claim in &page {
                 if !known.contains(claim.consumer.as_str()) {
                     absent.insert(claim.consumer.clone());
                     continue;
                 }
-                match self.memory.settled.get(&claim.consumer) {
+                match self.memory.pods.settled.get(&claim.consumer) {
                     None => {}
                     // The file that was settled is pending again: Valkey went back to before that.
                     Some(file) if file.as_ref() == Some(&claim.entry) => {
-                        self.memory.settled.remove(&claim.consumer);
+                        self.memory.pods.settled.remove(&claim.consumer);
                         again = true;
                     }
                     // Another one was handed to it while nobody listened.
@@ -278,7 +256,7 @@ impl Settling<'_> {
                 _ => break,
             }
         }
-        self.settle(&strays).await?;
+        self.settle_entries(prepared, &strays).await?;
         // The watch may be late, but a list is not: a pod that has claimed was there before this was asked.
         if !absent.is_empty() {
             let api: Api<Pod> = self.ctx.api(self.run);
@@ -292,7 +270,7 @@ impl Settling<'_> {
         let judge = |claim: &queue::Pending| {
             absent.contains(&claim.consumer).then(|| verdict::vanished(&claim.consumer).reason().to_owned())
         };
-        let reclaimed = self.queue.reclaim(Duration::ZERO, &self.limits.retry, judge).await?;
+        let reclaimed = prepared.queue.reclaim(Duration::ZERO, &prepared.limits.retry, judge).await?;
         for fate in &reclaimed.fates {
             if let Fate::DeadLettered { file, attempts } = fate {
                 let failure =
@@ -310,22 +288,22 @@ impl Settling<'_> {
         if reclaimed.held_by_nobody > 0 {
             tracing::warn!(run = %self.run.name_any(), files = reclaimed.held_by_nobody, "queued again what nobody held");
         }
-        self.memory.last_scan = Some(self.now);
+        self.memory.pods.last_scan = Some(self.now);
         Ok(again)
     }
 
-    /// Settled pods, but for the newest failures: trap 14. As many as a pass removes.
+    /// Settled pods, except the newest failures, whose logs are worth keeping. As many as a pass removes.
     fn removable(&mut self) -> Vec<String> {
         let mut removable = Vec::new();
-        for pod in self.pods.iter().filter(|pod| pod.deleting.is_none()) {
-            if !self.memory.settled.contains_key(&pod.name) || self.memory.removed.contains(&pod.name) {
+        for pod in self.view.pods.iter().filter(|pod| pod.deleting.is_none()) {
+            if !self.memory.pods.settled.contains_key(&pod.name)
+                || self.memory.pods.removed.contains(&pod.name)
+            {
                 continue;
             }
             match &pod.stage {
                 Stage::Failed(_) if pod.stopped => {
-                    if !self.memory.kept.contains(&pod.name) {
-                        self.memory.kept.push_back(pod.name.clone());
-                    }
+                    self.memory.pods.keep(&pod.name);
                 }
                 // Its node tidies up before it says that the pod has ended; deleted now, it would be gone with its log. With a
                 // container that does not start it never says so.
@@ -335,8 +313,10 @@ impl Settling<'_> {
             }
         }
         removable.truncate(BATCH);
-        while self.memory.kept.len() > self.ctx.settings.keep_failed_pods && removable.len() < BATCH {
-            removable.extend(self.memory.kept.pop_front());
+        while removable.len() < BATCH
+            && let Some(oldest) = self.memory.pods.next_not_to_keep(self.ctx.settings.keep_failed_pods)
+        {
+            removable.push(oldest);
         }
         removable
     }

@@ -1,0 +1,164 @@
+//! What gives a run access to its buckets and its queue: keys, grants for keys of other namespaces, and the workers' Valkey
+//! user. All of it can be taken away while the run runs, so that it is checked and restored again and again.
+
+use std::time::Instant;
+
+use crds::rules::Context as Rules;
+use crds::rules::Validate;
+use crds::run_id::RunId;
+use crds::v1alpha1::Pipeline;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use queue::{RunQueue, WorkerUser};
+use storage::Keys;
+
+use super::RESYNC;
+use super::build::snapshot::{Credentials, Role, Snapshot};
+use super::build::{owner, secret};
+use super::cleanup;
+use super::pass::{Pass, Prepared, Stop};
+use super::setup::refuse;
+use crate::error::{Error, Reason};
+use crate::names::{self, EPOCH_ANNOTATION, MANAGER};
+
+impl Pass<'_> {
+    /// Restores what can be taken away from a run while it runs: a restarted Valkey has forgotten the workers' user, a Secret
+    /// was deleted, keys were exchanged. While its keys are missing, or a grant for them is revoked, the run starts nothing,
+    /// and the copies of keys are removed.
+    pub async fn restore_access(&mut self, prepared: &Prepared) -> Result<(), Stop> {
+        let due = self.memory.user.as_ref().is_some_and(|(_, checked)| checked.elapsed() >= RESYNC);
+        if due {
+            self.ensure_worker_user(&prepared.run_id, &prepared.queue).await?;
+        }
+        if due || self.memory.withheld.is_some() || self.check_grants(&prepared.snapshot).is_err() {
+            let withheld = match self.copy_credentials(prepared).await {
+                Ok(_) => None,
+                Err(Stop::Obstacle(obstacle)) => Some(obstacle),
+                Err(error) => return Err(error),
+            };
+            let before = std::mem::replace(&mut self.memory.withheld, withheld);
+            if self.memory.withheld.is_some() && (before.is_none() || due) {
+                self.memory.listing.task = None;
+                cleanup::remove_copied_keys(self.ctx, self.run).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys of the source, if those of all buckets are present and well-formed. Keys of other namespaces are copied, if a
+    /// grant allows it.
+    pub async fn copy_credentials(&self, prepared: &Prepared) -> Result<Option<Keys>, Stop> {
+        self.check_grants(&prepared.snapshot)?;
+        let (mut source, mut copies) = (None, Vec::new());
+        for wanted in prepared.snapshot.secrets() {
+            let secret = self.read_credentials(&wanted).await?;
+            let keys = keys(&wanted, &secret)?;
+            if Some(&wanted.namespace) != self.run.metadata.namespace.as_ref() {
+                copies.push(secret::copy(self.run, &prepared.run_id, wanted.role, &secret));
+            }
+            if wanted.role == Role::Source {
+                source = Some(keys);
+            }
+        }
+        // Only when all are there: a run that lacks one has no use for the other.
+        for copy in &copies {
+            self.apply_secret(copy).await?;
+        }
+        Ok(source)
+    }
+
+    async fn read_credentials(&self, wanted: &Credentials) -> Result<Secret, Stop> {
+        let Credentials { name, namespace, .. } = wanted;
+        let api: Api<Secret> = Api::namespaced(self.ctx.client.clone(), namespace);
+        let found =
+            api.get_opt(name).await.map_err(Error::kubernetes(format!("read Secret {namespace}/{name}")))?;
+        found.ok_or_else(|| {
+            let message = format!(
+                "there is no Secret {name:?} in namespace {namespace:?} for the {} bucket; create it with the keys accessKeyId and secretAccessKey",
+                wanted.role.as_ref()
+            );
+            Reason::CredentialsMissing.because(message).into()
+        })
+    }
+
+    /// Checked in every pass, and before anything is read: a grant that was revoked has no effect any longer.
+    fn check_grants(&self, snapshot: &Snapshot) -> Result<(), Stop> {
+        let own = self.run.namespace().unwrap_or_default();
+        let mut others: Vec<String> = snapshot.secrets().into_iter().map(|secret| secret.namespace).collect();
+        others.push(snapshot.namespace.clone());
+        others.retain(|namespace| *namespace != own);
+        if others.is_empty() {
+            return Ok(());
+        }
+        let grants = self.ctx.world.grants_in(&others);
+        let mut pipeline = Pipeline::new(&snapshot.name, snapshot.spec.clone());
+        pipeline.metadata.namespace = Some(snapshot.namespace.clone());
+        let rules = Rules {
+            endpoints: self.ctx.endpoints(),
+            grants: Some(&grants),
+            pipeline: Some(&pipeline),
+            old_run: None,
+        };
+        refuse(Reason::InvalidSpec, self.run.validate(&rules))
+    }
+
+    /// The Secret of the workers' user, which also holds the epoch of the queue: another one than before means loss.
+    pub async fn ensure_worker_user(&mut self, run_id: &RunId, queue: &RunQueue) -> Result<(), Stop> {
+        let api: Api<Secret> = self.ctx.api(self.run);
+        let name = names::queue_secret(&self.run.name_any());
+        let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("look for Secret {name}")))?;
+        let existing = found.as_ref().and_then(|found| secret::read_queue(self.run, run_id, found));
+        let user = match existing {
+            Some(user) => user,
+            None => WorkerUser::generate(run_id, &self.owner_uid())?,
+        };
+        let before = found.as_ref().and_then(secret::epoch);
+        let mut wanted = secret::queue(self.run, run_id, &user);
+        wanted.metadata.annotations = Some([(EPOCH_ANNOTATION.to_owned(), queue.epoch().to_owned())].into());
+        let is_whole = found.as_ref().is_some_and(|found| found.data == wanted.data);
+        if before != Some(queue.epoch()) || !is_whole {
+            self.write_secret(found.as_ref(), &wanted).await?;
+            if before.is_some_and(|before| before != queue.epoch()) {
+                self.memory.outcomes_lost();
+                self.ctx.warn(self.run, Reason::QueueLost.as_ref(), "Valkey has lost the queue of this run: the bucket is listed again, and files may be processed twice");
+            }
+        }
+        user.ensure(&self.ctx.valkey).await?;
+        self.memory.user = Some((user, Instant::now()));
+        Ok(())
+    }
+
+    async fn apply_secret(&self, wanted: &Secret) -> Result<Secret, Stop> {
+        let api: Api<Secret> = self.ctx.api(self.run);
+        let name = wanted.name_any();
+        let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("look for Secret {name}")))?;
+        match found {
+            Some(found) if owner::owns(self.run, &found) && found.data == wanted.data => Ok(found),
+            found => self.write_secret(found.as_ref(), wanted).await,
+        }
+    }
+
+    /// Writes a Secret over the one that was found, if there is one and it is the run's.
+    async fn write_secret(&self, found: Option<&Secret>, wanted: &Secret) -> Result<Secret, Stop> {
+        let name = wanted.name_any();
+        if found.is_some_and(|found| !owner::owns(self.run, found)) {
+            return Err(Error::NotOurs { what: format!("Secret {name}") }.into());
+        }
+        let api: Api<Secret> = self.ctx.api(self.run);
+        let applied = api.patch(&name, &PatchParams::apply(MANAGER).force(), &Patch::Apply(wanted)).await;
+        Ok(applied.map_err(Error::kubernetes(format!("apply Secret {name}")))?)
+    }
+}
+
+fn keys(wanted: &Credentials, found: &Secret) -> Result<Keys, Stop> {
+    let text = |key: &str| {
+        secret::text(found, key).ok_or_else(|| {
+            let Credentials { name, namespace, .. } = wanted;
+            let message =
+                format!("Secret {namespace}/{name} has no {key}, or it is empty; add it to the Secret");
+            Stop::from(Reason::CredentialsInvalid.because(message))
+        })
+    };
+    Ok(Keys { id: text(secret::ACCESS_KEY_ID)?.into(), secret: text(secret::SECRET_ACCESS_KEY)?.into() })
+}

@@ -1,0 +1,101 @@
+//! The step that finds the files: a task of its own lists the bucket, and passes only follow it.
+
+use std::time::{Duration, Instant};
+
+use crds::v1alpha1::Phase;
+use queue::{Listing, State, Stats};
+use storage::{Lister, Selection};
+
+use super::RESYNC;
+use super::decide::{self, Plan, Seen};
+use super::listing::ListingTask;
+use super::pass::{Next, Pass, Prepared, Stop};
+use super::source_bucket::source_bucket;
+use super::status;
+use crate::error::Reason;
+
+/// Whether files are still to be found.
+pub fn is_to_be_listed(stats: &Stats) -> bool {
+    stats.listing != Listing::Complete && stats.state == State::Open
+}
+
+impl Pass<'_> {
+    /// Lists the bucket. `None` once all files are known.
+    pub async fn list(&mut self, prepared: &Prepared) -> Result<Option<Next>, Stop> {
+        if self.memory.listing.is_complete {
+            return Ok(None);
+        }
+        let stats = prepared.queue.stats().await?;
+        self.report.counts = Some(status::counts(&stats));
+        if is_to_be_listed(&stats) {
+            return self.follow_listing(prepared, &stats).await.map(Some);
+        }
+        self.memory.listing.is_complete = true;
+        if self.memory.listing.task.take().is_some() {
+            self.memory.listing.succeeded();
+            self.ctx.tell(self.run, "Listed", format!("found {} files", stats.total));
+        }
+        Ok(None)
+    }
+
+    async fn follow_listing(&mut self, prepared: &Prepared, stats: &Stats) -> Result<Next, Stop> {
+        self.report.phase = Some(Phase::Listing);
+        self.report.listed = self.report.counts.map(|counts| counts.total_files);
+        let age = self.age();
+        let seen = Seen {
+            stats,
+            limits: &prepared.limits,
+            alive: 0,
+            in_flight: 0,
+            suspended: self.run.spec.suspend,
+            age,
+            backing_off: true,
+        };
+        if let Plan::End(end) = decide::decide(&seen) {
+            return self.end_run(prepared, end).await;
+        }
+        let left = prepared.limits.timeout.map_or(RESYNC, |timeout| timeout.saturating_sub(age));
+        if self.memory.listing.is_repeated {
+            let message =
+                "Valkey has lost the queue of this run, or a part of it: the bucket is listed again";
+            self.report.obstacle = Some(Reason::QueueLost.because(message));
+        }
+        if self.memory.listing.task.as_ref().is_some_and(|task| !task.has_ended()) {
+            self.report_listing_problem(stats);
+            return Ok(Next::Within(left));
+        }
+        if let Some(failure) = self.memory.listing.task.take().and_then(|task| task.failure()) {
+            let now = Instant::now();
+            if failure.reason == Reason::QueueLost {
+                self.memory.queue_lost(now);
+                return Ok(Next::Within(Duration::ZERO));
+            }
+            self.memory.listing.failed(failure, stats.listing.clone(), now);
+        }
+        self.report_listing_problem(stats);
+        if let Some(wait) = self.memory.listing.waits(Instant::now()) {
+            return Ok(Next::Within(wait.min(left)));
+        }
+        self.start_listing(prepared, stats).await?;
+        Ok(Next::Within(left))
+    }
+
+    fn report_listing_problem(&mut self, stats: &Stats) {
+        if let Some(problem) = self.memory.listing.problem(&stats.listing) {
+            self.report.obstacle = Some(problem);
+        }
+    }
+
+    async fn start_listing(&mut self, prepared: &Prepared, stats: &Stats) -> Result<(), Stop> {
+        let keys = self.copy_credentials(prepared).await?;
+        let Prepared { snapshot, queue, .. } = prepared;
+        let bucket = source_bucket(&self.ctx.settings, &snapshot.spec.source.bucket, keys)?;
+        let prefix = snapshot.prefix(self.run);
+        let (include, exclude) = snapshot.globs(self.run);
+        let selection = Selection::new(prefix, include, exclude)
+            .map_err(|error| Reason::PipelineInvalid.because(format!("include or exclude: {error}")))?;
+        let lister = Lister::new(&bucket, prefix, selection).await;
+        self.memory.listing.task = Some(ListingTask::start(self.ctx, self.uid, queue.clone(), lister, stats));
+        Ok(())
+    }
+}

@@ -1,0 +1,78 @@
+//! What the operator remembers of a run between passes. All of it can be lost at any moment: a restarted operator finds
+//! out again what it needs.
+
+mod backoff;
+mod creation;
+mod failures;
+mod listing;
+mod pods;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crds::v1alpha1::PipelineRunStatus;
+use k8s_openapi::api::batch::v1::Job;
+use queue::{RunQueue, WorkerUser};
+
+use super::build::snapshot::Snapshot;
+use crate::error::Obstacle;
+
+pub use backoff::Backoff;
+pub use creation::Creation;
+pub use failures::Failures;
+pub use listing::ListingProgress;
+pub use pods::PodsMemory;
+
+/// What is remembered of a run.
+#[derive(Default)]
+pub struct Memory {
+    /// The Pipeline, once it is stored.
+    pub snapshot: Option<Arc<Snapshot>>,
+    /// The queue, while it is open.
+    pub queue: Option<RunQueue>,
+    /// The workers' Valkey user, and when it was last seen.
+    pub user: Option<(WorkerUser, Instant)>,
+    /// Why the run may not use its keys, if it may not: no file is started, what is under way is settled.
+    pub withheld: Option<Obstacle>,
+    /// The listing of the bucket.
+    pub listing: ListingProgress,
+    /// The creation of pods.
+    pub creation: Creation,
+    /// The pods.
+    pub pods: PodsMemory,
+    /// Files that failed for good.
+    pub failures: Failures,
+    /// The Job as it was created, until the watch shows it.
+    pub job: Option<(Arc<Job>, Instant)>,
+    /// The Job's status that was written last.
+    pub job_status: Option<serde_json::Value>,
+    /// The status that was written last, and when.
+    pub published: Option<(PipelineRunStatus, Instant)>,
+    /// The obstacle that was reported last.
+    pub obstacle: Option<Obstacle>,
+    /// Passes that have failed, one after the other.
+    pub failed_passes: u32,
+    /// Since when the run is being deleted.
+    pub deleting: Option<Instant>,
+}
+
+impl Memory {
+    /// The queue must be opened again: it was lost, closed, or started over.
+    pub fn forget_queue(&mut self) {
+        self.queue = None;
+        self.listing.stop();
+        self.pods.last_scan = None;
+    }
+
+    /// The queue was lost.
+    pub fn queue_lost(&mut self, now: Instant) {
+        self.listing.queue_lost(now);
+        self.forget_queue();
+    }
+
+    /// Valkey has forgotten what became of all files.
+    pub fn outcomes_lost(&mut self) {
+        self.listing.is_repeated = true;
+        self.failures.lost();
+    }
+}

@@ -1,0 +1,244 @@
+//! One pass over a run: it reads what is there, decides, acts, and writes the status once. Each step stands in a file of its
+//! own, as methods of [`Pass`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crds::run_id::RunId;
+use crds::v1alpha1::{FailedFile, PipelineRun};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use queue::RunQueue;
+
+use super::RESYNC;
+use super::build::snapshot::Snapshot;
+use super::limits::Limits;
+use super::memory::Memory;
+use super::setup::OpenedQueue;
+use super::status::{self, Report};
+use crate::context::Context;
+use crate::error::{Error, Obstacle, Reason, chain, is_refusal};
+use crate::world::{Uid, View};
+
+/// An API error that persists for this many passes is reported, not treated as transient: an admission webhook is down, for
+/// example.
+const PERSISTENT: u32 = 4;
+
+/// When the next pass is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// When something happens, or after this long.
+    Within(Duration),
+    /// Not before something happens.
+    Done,
+}
+
+/// Why a pass went no further.
+pub enum Stop {
+    /// Something blocks the run.
+    Obstacle(Obstacle),
+    /// The pass failed.
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl From<queue::Error> for Stop {
+    fn from(error: queue::Error) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+impl From<Obstacle> for Stop {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Obstacle(obstacle)
+    }
+}
+
+/// A pass, with everything that its steps share.
+pub struct Pass<'a> {
+    /// The operator.
+    pub ctx: &'a Arc<Context>,
+    /// The UID of the run.
+    pub uid: &'a Uid,
+    /// What the watches have shown of the run.
+    pub view: &'a View,
+    /// The run itself.
+    pub run: &'a PipelineRun,
+    /// What earlier passes remembered.
+    pub memory: &'a mut Memory,
+    /// What this pass reports.
+    pub report: Report,
+    /// When it began, by our own clock.
+    pub now: Instant,
+}
+
+/// What a run has once it is prepared.
+pub struct Prepared {
+    /// Its id.
+    pub run_id: RunId,
+    /// What it allows.
+    pub limits: Limits,
+    /// Its Pipeline.
+    pub snapshot: Arc<Snapshot>,
+    /// Its queue, which is open.
+    pub queue: RunQueue,
+}
+
+impl<'a> Pass<'a> {
+    /// A pass that begins now.
+    pub fn new(ctx: &'a Arc<Context>, uid: &'a Uid, view: &'a View, memory: &'a mut Memory) -> Self {
+        Self { ctx, uid, view, run: &view.run, memory, report: Report::default(), now: Instant::now() }
+    }
+
+    /// Runs the pass. What blocks the run is reported in its status; only what cannot even be reported is an error.
+    pub async fn run(mut self) -> Result<Next, Error> {
+        if self.run.metadata.deletion_timestamp.is_some() {
+            return self.finalize().await;
+        }
+        if status::is_finished(self.run) {
+            return self.tidy_up_after_the_end().await;
+        }
+        self.ensure_finalizer().await?;
+        self.recall_obstacle();
+        if self.run.status.is_none() && self.memory.published.is_none() {
+            // No conditions at all would read as "done".
+            self.publish().await?;
+        }
+        let advanced = self.advance().await;
+        let next = self.report_what_stopped(advanced);
+        let publish_again = self.publish().await?;
+        Ok(match (next?, publish_again) {
+            (Next::Within(wait), Some(sooner)) => Next::Within(wait.min(sooner)),
+            // Another operator's status was in the way of the last one.
+            (Next::Done, Some(again)) => Next::Within(again),
+            (next, None) => next,
+        })
+    }
+
+    /// Takes the run as far as it goes now.
+    async fn advance(&mut self) -> Result<Next, Stop> {
+        let run_id = self.run_id()?;
+        let limits = self.check_spec()?;
+        // The queue before the Pipeline: a run that was executed before needs none.
+        let queue = match self.open_queue(&run_id).await? {
+            OpenedQueue::Open(queue) => *queue,
+            OpenedQueue::Finished(finished) => return self.finish(&run_id, &finished).await,
+        };
+        self.report_failures();
+        let snapshot = self.load_snapshot(&run_id).await?;
+        let prepared = Prepared { run_id, limits, snapshot, queue };
+        self.restore_access(&prepared).await?;
+        self.report.start_time = Some(Time(Timestamp::now()));
+        if let Some(next) = self.list(&prepared).await? {
+            return Ok(next);
+        }
+        self.process(&prepared).await
+    }
+
+    /// A new operator goes on with the obstacle that the status shows, so that it is reported once.
+    fn recall_obstacle(&mut self) {
+        if self.memory.published.is_none() && self.memory.obstacle.is_none() {
+            self.memory.obstacle = status::obstacle(self.run);
+        }
+    }
+
+    fn report_what_stopped(&mut self, advanced: Result<Next, Stop>) -> Result<Next, Error> {
+        match advanced {
+            Ok(next) => Ok(next),
+            Err(Stop::Obstacle(obstacle)) => {
+                self.report.obstacle = Some(obstacle);
+                Ok(Next::Within(RESYNC))
+            }
+            Err(Stop::Error(error)) => {
+                match error {
+                    Error::Queue(queue::Error::Lost { .. }) => self.memory.queue_lost(Instant::now()),
+                    Error::Queue(queue::Error::Closed { .. }) => self.memory.forget_queue(),
+                    _ => {}
+                }
+                self.report.obstacle = obstacle_after(&error, self.memory);
+                Err(error)
+            }
+        }
+    }
+
+    /// The newest files that failed for good, for the status.
+    pub fn report_failures(&mut self) {
+        self.report.recent_failures = Some(self.memory.failures.newest(failures_in_status(self.run)));
+    }
+
+    /// How long the run has been running, by the clock that wrote its start.
+    pub fn age(&self) -> Duration {
+        let start = self.run.status.as_ref().and_then(|status| status.start_time.as_ref());
+        let age = start.map(|start| Timestamp::now().duration_since(start.0));
+        age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()
+    }
+
+    /// The UID as Valkey knows the owner of a queue.
+    pub fn owner_uid(&self) -> String {
+        self.run.uid().unwrap_or_default()
+    }
+}
+
+fn failures_in_status(run: &PipelineRun) -> &[FailedFile] {
+    run.status.as_ref().map(|status| status.recent_failures.as_slice()).unwrap_or_default()
+}
+
+/// The obstacle after a pass that failed: it has not found out that the one before it is gone.
+fn obstacle_after(error: &Error, memory: &Memory) -> Option<Obstacle> {
+    obstacle_of(error, memory.failed_passes)
+        .or_else(|| memory.creation.problem().cloned())
+        .or_else(|| memory.obstacle.clone())
+}
+
+/// The obstacle that an error is after so many passes that failed: not one that passes at once, but one that keeps the run
+/// from going on.
+fn obstacle_of(error: &Error, failed_passes: u32) -> Option<Obstacle> {
+    match error {
+        Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. }) => None,
+        Error::Queue(_) => Some(Reason::QueueUnavailable.because(chain(error))),
+        Error::NotOurs { .. } => Some(Reason::NameTaken.because(chain(error))),
+        Error::Kubernetes { source, .. } => match source.as_ref() {
+            kube::Error::Api(status) if is_refusal(status) || failed_passes >= PERSISTENT => {
+                Some(Reason::OperatorRefused.because(chain(error)))
+            }
+            _ => None,
+        },
+        Error::Json(_) | Error::Random(_) | Error::TooLong(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(code: u16) -> Error {
+        let status = kube::core::Status::failure("failed calling webhook", "InternalError").with_code(code);
+        Error::kubernetes("create Job r-job")(kube::Error::Api(status.boxed()))
+    }
+
+    #[test]
+    fn a_refusal_is_reported_at_once_and_an_error_once_it_persists() {
+        let reported =
+            |code, failed_passes| obstacle_of(&answer(code), failed_passes).map(|found| found.reason);
+        assert_eq!(reported(403, 0), Some(Reason::OperatorRefused));
+        assert_eq!(reported(500, 0), None);
+        assert_eq!(reported(500, PERSISTENT), Some(Reason::OperatorRefused));
+    }
+
+    #[test]
+    fn an_obstacle_stays_reported_while_passes_fail() {
+        let mut memory = Memory::default();
+        let reason = |memory: &Memory| obstacle_after(&answer(500), memory).map(|found| found.reason);
+        assert_eq!(reason(&memory), None);
+        memory.obstacle = Some(Reason::ImagePullFailed.because("not found"));
+        assert_eq!(reason(&memory), Some(Reason::ImagePullFailed));
+        memory.creation.failed(Reason::PodsRefused.because("500"));
+        assert_eq!(reason(&memory), Some(Reason::PodsRefused), "it is newer");
+    }
+}
