@@ -162,6 +162,39 @@ async fn pods_are_restricted_have_probes_and_ask_for_resources() {
     }
 }
 
+fn valkey_file(name: &str) -> String {
+    fs::read_to_string(root().join("kustomize/components/valkey").join(name)).unwrap()
+}
+
+/// tests/queue/limits.rs shows what they stop.
+#[test]
+fn every_limit_of_valkey_is_set_and_fits_the_memory_of_its_container() {
+    let config = valkey_file("valkey.conf");
+    let settings: Vec<Vec<&str>> = config
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let megabytes = |name: &[&str]| -> u64 {
+        let found = settings.iter().find_map(|words| words.strip_prefix(name));
+        let value = found.unwrap_or_else(|| panic!("{name:?} is not set"))[0];
+        value.strip_suffix("mb").unwrap_or_else(|| panic!("{name:?} is {value}")).parse().unwrap()
+    };
+    let (memory, clients) = (megabytes(&["maxmemory"]), megabytes(&["maxmemory-clients"]));
+    let limit = valkey_file("valkey.yaml");
+    let limit = limit.lines().find_map(|line| line.trim().strip_prefix("limits: {memory: ")).unwrap();
+    let limit: u64 = limit.strip_suffix("Mi}").unwrap().parse().unwrap();
+    assert!(memory * 4 <= limit * 3, "a quarter of {limit} MiB is for what the server does not count");
+    assert!(clients * 5 < memory, "the last fifth is for settling, not for connections");
+    assert_eq!((megabytes(&["proto-max-bulk-len"]), megabytes(&["client-query-buffer-limit"])), (1, 1));
+    for class in ["normal", "pubsub"] {
+        assert!(megabytes(&["client-output-buffer-limit", class]) < clients, "{class}");
+    }
+    for words in [["maxmemory-policy", "noeviction"], ["appendonly", "yes"], ["appendfsync", "always"]] {
+        assert!(settings.iter().any(|setting| *setting == words), "{words:?}");
+    }
+}
+
 /// The testbed's network enforces no policies, so what they say is checked, not what they do.
 #[tokio::test]
 #[ignore = "needs the testbed's kubectl: make test"]
@@ -377,6 +410,11 @@ async fn environments_differ_where_they_should() {
     let claims =
         |overlay: &str| list(find(overlay, "StatefulSet", "").unwrap(), "/spec/volumeClaimTemplates").len();
     assert_eq!((claims("dev"), claims("staging")), (0, 1));
+    // Its limits are the tested ones.
+    for overlay in ["dev", "staging"] {
+        let settings = find(overlay, "ConfigMap", "openfilter-valkey-settings").unwrap();
+        assert_eq!(text(settings, "/data/valkey.conf"), valkey_file("valkey.conf"), "{overlay}");
+    }
     // Certificates of cert-manager: no right to make any, and no field that two would write.
     assert!(find("prod", "ClusterRole", "openfilter-webhook-trust").is_none());
     assert!(find("dev", "ClusterRole", "openfilter-webhook-trust").is_some());

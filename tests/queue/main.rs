@@ -6,6 +6,7 @@ mod checker;
 mod connection;
 mod history;
 mod lifecycle;
+mod limits;
 mod traps;
 
 use std::time::Duration;

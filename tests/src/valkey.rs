@@ -58,6 +58,8 @@ pub struct Options {
     pub tls: bool,
     /// A Valkey Cluster of one node that serves every slot.
     pub cluster: bool,
+    /// A configuration file, relative to the root of the project. It decides everything but address, folder and password.
+    pub config: Option<&'static str>,
 }
 
 /// A running server. Dropping it ends the process.
@@ -168,6 +170,7 @@ impl TestServer {
     /// Starts the process and waits until it answers; says why if it ends instead.
     async fn run(&mut self) -> Result<(), String> {
         let mut command = mortal(self.flavor.binary());
+        command.args(self.options.config.map(|config| crate::generated::root().join(config)));
         for (name, value) in self.settings() {
             command.arg(format!("--{name}")).arg(value);
         }
@@ -210,6 +213,14 @@ impl TestServer {
         info.lines().any(|line| line == format!("process_id:{pid}"))
     }
 
+    /// The most memory that the process has ever had, in bytes, as the system counts it.
+    pub fn peak_memory(&self) -> u64 {
+        let pid = self.process.as_ref().unwrap().id();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    }
+
     /// Stops the process in its tracks: connections stay open and nothing answers.
     pub fn freeze(&self) {
         self.signal("-STOP");
@@ -237,15 +248,19 @@ impl TestServer {
             ("port", self.plain_port.to_string()),
             ("dir", self.folder.path().display().to_string()),
             ("logfile", self.log().display().to_string()),
-            ("save", String::new()),
-            ("appendonly", on(self.options.persistent)),
-            ("appendfsync", "always".to_owned()),
-            ("cluster-enabled", on(self.options.cluster)),
-            // By default it is among the ports that the system hands out to clients.
-            ("cluster-port", free_port().to_string()),
-            // How often the server looks for clients that have waited long enough: 10 times a second by default.
-            ("hz", "500".to_owned()),
         ];
+        if self.options.config.is_none() {
+            settings.extend([
+                ("save", String::new()),
+                ("appendonly", on(self.options.persistent)),
+                ("appendfsync", "always".to_owned()),
+                ("cluster-enabled", on(self.options.cluster)),
+                // By default it is among the ports that the system hands out to clients.
+                ("cluster-port", free_port().to_string()),
+                // How often the server looks for clients that have waited long enough: 10 times a second by default.
+                ("hz", "500".to_owned()),
+            ]);
+        }
         if let Some(password) = self.options.password {
             settings.push(("requirepass", password.to_owned()));
         }

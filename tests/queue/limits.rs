@@ -1,0 +1,229 @@
+//! The limits that ship with Valkey, against a worker that abuses the credentials of its own run: the server stays below the
+//! memory of its container, and other runs go on. SECURITY.md says what these limits cannot stop.
+
+use std::time::Duration;
+
+use queue::{RunQueue, Server, Verdict, WorkerUser};
+use tests::valkey::{Flavor, Options, TestServer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{AT_ONCE, SHORT, claim, counts, open, queue_with, run_id, settlement, worker};
+
+/// What the StatefulSet runs with.
+const SHIPPED: Options = Options {
+    password: Some("secret"),
+    persistent: false,
+    tls: false,
+    cluster: false,
+    config: Some("kustomize/components/valkey/valkey.conf"),
+};
+
+/// The memory limit of its container, above which the kernel ends it.
+const CONTAINER: u64 = 512 << 20;
+
+/// `maxmemory-clients`, and as much again as one connection can add before it is noticed.
+const CLIENTS: u64 = (64 + 2) << 20;
+
+/// More than the limit of all connections allows them to keep a megabyte each, and few enough for a test's descriptors.
+const CONNECTIONS: usize = 128;
+
+/// A run of an attacker, and one beside it that must not notice.
+struct Attacked {
+    server: TestServer,
+    queue: RunQueue,
+    login: Server,
+    neighbour: RunQueue,
+}
+
+impl Attacked {
+    async fn start(flavor: Flavor, files: &[&str]) -> Self {
+        let server = TestServer::start_with(flavor, SHIPPED).await;
+        let queue = queue_with(&server, "attacker", files).await;
+        let neighbour = queue_with(&server, "neighbour", &["a", "b", "c"]).await;
+        let user = WorkerUser::generate(&run_id("attacker"), "uid-1").unwrap();
+        user.ensure(&server.connect()).await.unwrap();
+        let login = server.server().with_user(&user.name, user.password.clone());
+        Self { server, queue, login, neighbour }
+    }
+
+    /// A connection that is logged in as a worker of the attacker's run.
+    async fn connect(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.server.port())).await.unwrap();
+        let (user, password) = (self.login.username.clone(), self.login.password.clone());
+        let login = command(&[b"AUTH", user.unwrap().as_bytes(), password.unwrap().reveal().as_bytes()]);
+        stream.write_all(&login).await.unwrap();
+        let mut reply = [0; 5];
+        stream.read_exact(&mut reply).await.unwrap();
+        assert_eq!(&reply, b"+OK\r\n");
+        stream
+    }
+
+    /// Asks for the files of the attacker's run under this name, and returns the first line of the reply.
+    async fn take(&self, name: &[u8], count: &str) -> String {
+        let mut stream = self.connect().await;
+        let (work, group) = (self.queue.keys().work.as_bytes(), self.queue.keys().group.as_bytes());
+        let words: [&[u8]; 9] =
+            [b"XREADGROUP", b"GROUP", group, name, b"COUNT", count.as_bytes(), b"STREAMS", work, b">"];
+        stream.write_all(&command(&words)).await.unwrap();
+        first_line(&mut stream).await
+    }
+
+    /// Another run takes a file and settles it, and a new one can be opened.
+    async fn neighbour_goes_on(&self, pod: &str) {
+        let file = claim(&self.server, &self.neighbour, pod).await;
+        let done = [settlement(&file.entry, pod, Verdict::Succeeded)];
+        self.neighbour.settle(&done, &AT_ONCE).await.unwrap();
+        open(&self.server.connect(), &run_id(pod)).await;
+    }
+
+    /// The same server, within the memory of its container.
+    async fn survived(&self) {
+        let peak = self.server.peak_memory();
+        assert!(peak < CONTAINER, "the server took {} MiB", peak >> 20);
+        assert_eq!(counts(&self.neighbour).await.0, 3);
+    }
+
+    async fn info(&self, name: &str) -> u64 {
+        let info = self.server.raw(redis::cmd("INFO").arg("everything")).await;
+        let info: String = redis::from_redis_value(info).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+        line.parse().unwrap()
+    }
+}
+
+/// A request, as the protocol of Valkey writes it.
+fn command(words: &[&[u8]]) -> Vec<u8> {
+    let mut request = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        request.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        request.extend_from_slice(word);
+        request.extend_from_slice(b"\r\n");
+    }
+    request
+}
+
+async fn first_line(stream: &mut TcpStream) -> String {
+    let mut line = Vec::new();
+    while !line.ends_with(b"\r\n") {
+        line.push(stream.read_u8().await.unwrap());
+    }
+    String::from_utf8(line).unwrap().trim_end().to_owned()
+}
+
+#[tokio::test]
+async fn a_ping_of_400_mb_is_refused_before_it_is_read() {
+    for flavor in Flavor::ALL {
+        let attacked = Attacked::start(flavor, &["x"]).await;
+        let mut streams = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let mut stream = attacked.connect().await;
+            stream.write_all(b"*2\r\n$4\r\nPING\r\n$419430400\r\n").await.unwrap();
+            assert_eq!(first_line(&mut stream).await, "-ERR Protocol error: invalid bulk length");
+            streams.push(stream);
+        }
+        attacked.neighbour_goes_on("meanwhile").await;
+        attacked.survived().await;
+    }
+}
+
+#[tokio::test]
+async fn requests_that_never_end_take_no_more_than_all_connections_may() {
+    for flavor in Flavor::ALL {
+        let attacked = Attacked::start(flavor, &["x"]).await;
+        let mut request = command(&[b"PING", &[b'x'; 1_000_000]]);
+        request.truncate(request.len() - 3);
+        let mut streams = Vec::new();
+        for number in 0..CONNECTIONS {
+            let mut stream = attacked.connect().await;
+            // The largest connections are closed, and this may be one of them before it has sent everything.
+            let _ = stream.write_all(&request).await;
+            streams.push(stream);
+            if number == CONNECTIONS / 2 {
+                attacked.neighbour_goes_on("meanwhile").await;
+            }
+        }
+        tests::eventually("the largest connections are closed", || async {
+            attacked.info("evicted_clients").await > 0 && attacked.info("mem_clients_normal").await < CLIENTS
+        })
+        .await;
+        attacked.neighbour_goes_on("afterwards").await;
+        attacked.survived().await;
+    }
+}
+
+#[tokio::test]
+async fn connections_that_never_read_are_closed_before_the_server_is_full() {
+    for flavor in Flavor::ALL {
+        let attacked = Attacked::start(flavor, &["x"]).await;
+        // 64 MB of replies for each of 16 connections: twice the memory of the container, if the server kept them.
+        let request = command(&[b"PING", &[b'x'; 500_000]]);
+        let mut streams = Vec::new();
+        for number in 0..16 {
+            let mut stream = attacked.connect().await;
+            let mut sent = 0;
+            while sent < 128 && stream.write_all(&request).await.is_ok() {
+                sent += 1;
+            }
+            assert!(sent < 128, "the connection was not closed");
+            streams.push(stream);
+            if number == 8 {
+                attacked.neighbour_goes_on("meanwhile").await;
+            }
+        }
+        attacked.neighbour_goes_on("afterwards").await;
+        assert!(attacked.info("mem_clients_normal").await < CLIENTS);
+        attacked.survived().await;
+    }
+}
+
+/// The reply and the log of so many claims are made in one go; this is as many as the operator queues for one run.
+#[tokio::test]
+async fn taking_every_file_of_a_full_queue_at_once_fits_into_the_container() {
+    const HIGH_WATER: u32 = 100_000;
+    const FILL: &str = "for i = 1, tonumber(ARGV[1]) do redis.call('XADD', KEYS[1], '*', 'run', 'team-a.attacker', \
+        'file', 'cameras/entrance/2026-01-01/' .. string.format('%032d', i), 'attempts', '0', 'size', '123456', \
+        'etag', '\"d41d8cd98f00b204e9800998ecf8427e\"') end";
+    for flavor in Flavor::ALL {
+        let attacked = Attacked::start(flavor, &["x"]).await;
+        let mut fill = redis::cmd("EVAL");
+        attacked.server.raw(fill.arg(FILL).arg(1).arg(&attacked.queue.keys().work).arg(HIGH_WATER)).await;
+        let name = [b'p'; 253];
+        assert_eq!(attacked.take(&name, "1000000").await, "*1", "it gets them");
+        attacked.neighbour_goes_on("afterwards").await;
+        attacked.survived().await;
+    }
+}
+
+#[tokio::test]
+async fn files_that_were_taken_under_huge_names_are_queued_again() {
+    const FILES: usize = 40;
+    let files: Vec<String> = (0..FILES).map(|number| format!("file-{number}")).collect();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    for flavor in Flavor::ALL {
+        let attacked = Attacked::start(flavor, &files).await;
+        // Half of them under one name, the others under a name each.
+        let half = FILES / 2;
+        for number in 0..=half {
+            let mut name = vec![b'p'; 1_000_000];
+            name.extend_from_slice(number.to_string().as_bytes());
+            let count = if number == 0 { half.to_string() } else { "1".to_owned() };
+            assert_eq!(attacked.take(&name, &count).await, "*1");
+        }
+        assert_eq!(counts(&attacked.queue).await.2, FILES as u64, "all are taken");
+        attacked.neighbour_goes_on("meanwhile").await;
+
+        let unknown = |_: &queue::Pending| Some("no such pod".to_owned());
+        attacked.queue.reclaim(Duration::ZERO, &AT_ONCE, unknown).await.unwrap();
+        let (total, queued, running, ..) = counts(&attacked.queue).await;
+        assert_eq!((total, queued, running), (FILES as u64, FILES as u64, 0));
+        let mut consumers = redis::cmd("XINFO");
+        consumers.arg("CONSUMERS").arg(&attacked.queue.keys().work).arg(&attacked.queue.keys().group);
+        let consumers: Vec<redis::Value> =
+            redis::from_redis_value(attacked.server.raw(&consumers).await).unwrap();
+        assert!(consumers.is_empty(), "{} names are kept", consumers.len());
+        let honest = worker(attacked.login.clone(), &attacked.queue, "honest").claim(SHORT).await;
+        assert!(honest.unwrap().is_some());
+        attacked.survived().await;
+    }
+}
