@@ -130,8 +130,8 @@ images: packages room ## build the container images, and load them into the clus
 
 .PHONY: packages
 packages: ## install the Debian packages that are missing (needs root)
-	@tests/packages.sh $(PACKAGES)
+	@tools/packages.sh $(PACKAGES)
 
 .PHONY: room
 room:
-	@tests/room.sh '$(CACHE)' "$$CARGO_TARGET_DIR"
+	@tools/room.sh '$(CACHE)' "$$CARGO_TARGET_DIR"

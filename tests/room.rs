@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use tests::generated::root;
+use tests::root;
 
 fn room(cache: &Path, target: &Path) -> String {
-    let script = root().join("tests/room.sh");
+    let script = root().join("tools/room.sh");
     let output = Command::new(script).arg(cache).arg(target).current_dir(root()).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use testbed::{Paths, checkout, images};
-use tests::generated::root;
+use tests::root;
 
 use crate::harness::{Cluster, SYSTEM, pipeline, run};
 
@@ -108,7 +108,7 @@ impl Previous {
             fs::rename(&half, &source).unwrap();
         }
         let target = source.join("target");
-        let mut seed = Command::new(root().join("tests/room.sh"));
+        let mut seed = Command::new(root().join("tools/room.sh"));
         output(seed.arg(testbed::cache()).arg(&target).current_dir(&source)).unwrap();
         let mut build = Command::new("cargo");
         build.args(["build", "--quiet", "--locked", "--workspace", "--test", "down"]);

@@ -68,7 +68,7 @@ pub enum Set {
     Product,
     /// Sample filters.
     Filters,
-    /// What only the testbed's own test uses.
+    /// What only suites use.
     Tests,
 }
 
@@ -170,8 +170,8 @@ pub const RECIPES: &[Recipe] = &[
         program: "/probe",
         arguments: &[],
         certificates: false,
-        description: "A sample filter that does, and fails, on command",
-        set: Set::Filters,
+        description: "A filter that does, and fails, on command, for tests",
+        set: Set::Tests,
     },
     Recipe {
         name: "peer",
