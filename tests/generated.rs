@@ -25,32 +25,34 @@ fn no_generated_file_is_left_over() {
     }
 }
 
-/// A control without a test is a wish: SECURITY.md names tests, and this looks for them.
+/// A control without a test is a wish: these pages name a test in each row, and this looks for them.
 #[test]
-fn what_security_md_names_exists() {
-    let text = fs::read_to_string(root().join("SECURITY.md")).unwrap();
+fn what_the_tables_of_threats_and_guarantees_name_exists() {
     let sources = sources(root());
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
     let rules: BTreeSet<String> = Rule::iter().map(|rule| rule.to_string()).collect();
-    let rows = text.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| threat"));
-    let mut tests = 0;
-    for row in rows {
-        let named: Vec<&str> = row.rsplit('|').nth(1).unwrap().split('`').skip(1).step_by(2).collect();
-        assert!(!named.is_empty(), "SECURITY.md names no test: {row}");
-        for name in named {
-            let exists = match name.strip_prefix("make ") {
-                Some(target) => makefile.contains(&format!("\n{target}:")),
-                None if name.contains('/') => root().join(name).exists(),
-                None if name.contains('_') => {
-                    tests += 1;
-                    sources.contains(&format!("fn {name}(")) || sources.contains(&format!("fn {name}<"))
-                }
-                None => rules.contains(name),
-            };
-            assert!(exists, "SECURITY.md names {name}, which does not exist");
+    for (page, at_least) in [("SECURITY.md", 40), ("docs/guarantees.md", 30)] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        let is_header = |line: &str| line.ends_with("| test |");
+        let mut tests = 0;
+        for row in text.lines().filter(|line| line.starts_with("| ") && !is_header(line)) {
+            let named: Vec<&str> = row.rsplit('|').nth(1).unwrap().split('`').skip(1).step_by(2).collect();
+            assert!(!named.is_empty(), "{page} names no test: {row}");
+            for name in named {
+                let exists = match name.strip_prefix("make ") {
+                    Some(target) => makefile.contains(&format!("\n{target}:")),
+                    None if name.contains('/') => root().join(name).exists(),
+                    None if name.contains('_') => {
+                        tests += 1;
+                        sources.contains(&format!("fn {name}(")) || sources.contains(&format!("fn {name}<"))
+                    }
+                    None => rules.contains(name),
+                };
+                assert!(exists, "{page} names {name}, which does not exist");
+            }
         }
+        assert!(tests > at_least, "{page} names {tests} tests");
     }
-    assert!(tests > 40, "{tests} tests are named");
 }
 
 /// All Rust below a folder of the project.

@@ -52,7 +52,7 @@ async fn check_loss_was_told(lab: &Lab) {
     lab.events("r", "QueueLost", 1).await;
 }
 
-/// Killed again and again, whatever it does: in the middle of each page of the listing, and while files are processed. Trap 9:
+/// Killed again and again, whatever it does: in the middle of each page of the listing, and while files are processed,
 /// also between the creation of the Job and the status that tells of it. How far the listing is can be seen.
 #[tokio::test]
 #[ignore = "needs the cluster"]
@@ -108,7 +108,11 @@ async fn an_operator_that_is_killed_again_and_again_loses_nothing() {
     assert_eq!(lab.dead_letters("r").await.len(), 10);
     assert_eq!(lab.jobs().await.remove(0).uid(), job.uid(), "it was adopted");
     // Those that work, and those whose creation a crash forgot before the watch showed them.
-    assert!(lab.witness.most_pods() <= 8 + 8, "trap 31: {} pods", lab.witness.most_pods());
+    assert!(
+        lab.witness.most_pods() <= 8 + 8,
+        "more pods than parallelism and one crash explain: {}",
+        lab.witness.most_pods()
+    );
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
     lab.stop_operators().await;
@@ -196,7 +200,7 @@ async fn a_leader_that_stands_still_is_followed_by_the_other_replica() {
     assert!(!lab.operator_ended(0).await.success(), "it has lost what it led");
 }
 
-/// Traps 3 and 17: Valkey is away, comes back with what its log kept, and has forgotten its users.
+/// Valkey is unavailable, comes back with what its log kept, and has forgotten its users.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on() {
@@ -325,7 +329,7 @@ async fn a_file_that_a_pod_is_handed_after_its_end_is_not_blamed_for_it() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Trap 18: with Valkey away a run can be deleted all the same, and what it left is removed when Valkey is back.
+/// While Valkey is unavailable a run can be deleted all the same, and what it left is removed when Valkey is back.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_can_be_deleted_while_valkey_is_away() {
@@ -394,7 +398,7 @@ async fn files_of_a_dead_node_are_processed_elsewhere() {
 }
 
 /// The storage fails in each way that it can: while listing, the run waits; while fetching, the file is tried again, and
-/// what does not heal is dead-lettered with the reason. Trap 21.
+/// what does not heal is dead-lettered with the reason.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn storage_that_fails_costs_attempts_and_never_a_file() {
@@ -423,7 +427,7 @@ async fn storage_that_fails_costs_attempts_and_never_a_file() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Trap 16: listing has a task of its own, so that a storage that hangs holds up nobody but its own run. Told to slow down,
+/// Listing has a task of its own, so that storage that hangs delays only its own run. Told to slow down,
 /// the listing does, and goes on.
 #[tokio::test]
 #[ignore = "needs the cluster"]
