@@ -1,5 +1,4 @@
 //! Target folders in the cache: those of other checkouts are left alone, and every build says whose its folder is.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs;
 use std::path::Path;
