@@ -1,6 +1,6 @@
 # The images of the product, for users with Docker; from the root of the repository:
 #   docker build --target claimer .
-# `make images` builds the same without Docker, from the table in tests/testbed/src/images.rs; a test compares the two.
+# `make images` builds the same without Docker, from the table in tools/testbed/src/images.rs; a test compares the two.
 FROM rust:1.95-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends cmake && rm -rf /var/lib/apt/lists/*
 WORKDIR /src

@@ -42,36 +42,45 @@ demo: packages room ## see a pipeline run, on a cluster on this machine; DOWN=1 
 	cargo build $$quiet --workspace --locked --bin demo --test demo
 	"$$CARGO_TARGET_DIR/debug/demo" $(if $(DOWN),--down)
 
+# Runs a suite; within `make test` and `make test-gitops` its seconds are in the table at their end.
+SUITE := tools/suite.sh
+
 .PHONY: test
-test: packages lint deny test-machine test-cluster ## all tests
+test: ## all tests
+	@$(SUITE) --all $(MAKE) --no-print-directory packages lint deny test-machine test-cluster
 
 .PHONY: test-machine
 test-machine: packages room ## the suites that need no cluster (part of `make test`)
-	cargo test --workspace --locked
+	$(SUITE) build cargo test --workspace --locked --no-run
+	$(SUITE) --each machine cargo test --workspace --locked
 
 # The cluster is started first, outside of the tests, so that a long first build is seen.
 .PHONY: test-cluster
 test-cluster: packages room ## the suites that need a real Kubernetes (part of `make test`)
 	$(TESTBED) down # also what a killed test has left
-	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
+	$(SUITE) 'start of the cluster' "$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
-	cargo test --workspace --locked --test cluster -- --ignored
-	cargo test --workspace --locked --test api -- --ignored
-	cargo test --workspace --locked --test run -- --ignored --test-threads 4
-	cargo test --workspace --locked --test operator -- --ignored
-	cargo test --workspace --locked --test webhook -- --ignored --test-threads 1
-	cargo test --workspace --locked --test deploy -- --ignored
-	cargo test --workspace --locked --test demo -- --ignored
-	cargo test --workspace --locked --test down -- --ignored --nocapture
-	cargo test --workspace --locked --test readme -- --ignored --nocapture
+	$(SUITE) cluster cargo test --workspace --locked --test cluster -- --ignored
+	$(SUITE) api cargo test --workspace --locked --test api -- --ignored
+	$(SUITE) run cargo test --workspace --locked --test run -- --ignored --test-threads 4
+	$(SUITE) operator cargo test --workspace --locked --test operator -- --ignored
+	$(SUITE) webhook cargo test --workspace --locked --test webhook -- --ignored --test-threads 1
+	$(SUITE) deploy cargo test --workspace --locked --test deploy -- --ignored
+	$(SUITE) demo cargo test --workspace --locked --test demo -- --ignored
+	$(SUITE) down cargo test --workspace --locked --test down -- --ignored --nocapture
+	$(SUITE) readme cargo test --workspace --locked --test readme -- --ignored --nocapture
 
 # The first time on a machine it also builds both engines, which takes half an hour on two cores.
 .PHONY: test-gitops
-test-gitops: packages room ## real Argo CD and real Flux, each installing the operator and applying a repository
+test-gitops: ## real Argo CD and real Flux, each installing the operator and applying a repository
+	@$(SUITE) --all $(MAKE) --no-print-directory test-engines
+
+.PHONY: test-engines
+test-engines: packages room
 	$(TESTBED) down
-	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
+	$(SUITE) 'start of the cluster' "$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
-	cargo test --workspace --locked --test gitops -- --ignored --test-threads 1 --nocapture
+	$(SUITE) gitops cargo test --workspace --locked --test gitops -- --ignored --test-threads 1 --nocapture
 
 .PHONY: test-fast
 test-fast: packages room lint ## the inner loop: fewer random histories, no licence checks
@@ -79,13 +88,13 @@ test-fast: packages room lint ## the inner loop: fewer random histories, no lice
 
 .PHONY: lint
 lint: room ## formatting and clippy, warnings are errors
-	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(SUITE) fmt cargo fmt --all --check
+	$(SUITE) clippy cargo clippy --workspace --all-targets --locked -- -D warnings
 
 .PHONY: deny
 deny: $(CARGO_DENY)/bin/cargo-deny ## licences and sources of the dependencies, and what is kept out
 	cargo fetch --locked
-	$< --offline check --hide-inclusion-graph bans licenses sources
+	$(SUITE) deny $< --offline check --hide-inclusion-graph bans licenses sources
 
 # Installed into a folder of its own and renamed at the end, so that a half-built one is never used. One at a time: that folder
 # is the machine's.
@@ -130,8 +139,8 @@ images: packages room ## build the container images, and load them into the clus
 
 .PHONY: packages
 packages: ## install the Debian packages that are missing (needs root)
-	@tests/packages.sh $(PACKAGES)
+	@tools/packages.sh $(PACKAGES)
 
 .PHONY: room
 room:
-	@tests/room.sh '$(CACHE)' "$$CARGO_TARGET_DIR"
+	@tools/room.sh '$(CACHE)' "$$CARGO_TARGET_DIR"

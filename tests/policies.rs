@@ -10,7 +10,7 @@ use crds::policy::{Policy, PolicySet, Subject, Usage};
 use crds::rules::{self, Context, Kind};
 use crds::v1alpha1::{PipelinePolicy, PolicyTarget};
 use serde_json::{Value, json};
-use tests::generated::root;
+use tests::root;
 
 /// A folder of `policies/`.
 struct Ready {

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use tests::generated::root;
+use tests::root;
 
 /// Exit code and output.
 fn openfilter(words: &[&str]) -> (u8, String) {

@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(step(Some(lease("them", None)), 10), Step::Take);
     }
 
-    /// Trap 30: a record whose times are years away is judged like any other.
+    /// A record whose times are years off is judged like any other: only our own clock measures.
     #[test]
     fn the_clock_of_the_holder_does_not_matter() {
         let start = Instant::now();

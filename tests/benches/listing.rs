@@ -1,5 +1,5 @@
 //! `make bench`, listing part: what it costs to queue the files of a bucket over listing them only, with the same client
-//! and the same server, and how much memory that takes (trap 16). Ratios are asserted, because machines are shared and
+//! and the same server, and how much memory that takes: a page, whatever the size of the bucket. Ratios are asserted, because machines are shared and
 //! noisy; the best of some rounds counts, for all sides.
 //!
 //! The server makes up its keys. Where a page takes as long as in a near and fast service, queueing hides behind the next

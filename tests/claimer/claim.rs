@@ -16,7 +16,7 @@ const AT_ONCE: RetryPolicy = RetryPolicy {
 };
 const KEEP: Retention = Retention { details: Duration::from_secs(60), ledger: None };
 
-/// Trap 5: a reply that was lost, or a container that was restarted, must not claim a second file.
+/// A reply that was lost, or a container that was restarted, must not claim a second file.
 #[tokio::test]
 async fn a_restarted_claimer_gets_its_own_pending_file_again() {
     let bench = Bench::start().await;
@@ -62,7 +62,7 @@ async fn a_claimer_waits_for_a_file() {
     ended.assert_ok();
 }
 
-/// Trap 17: a restarted Valkey has forgotten the users; the operator restores them.
+/// A restarted Valkey has forgotten the users; the operator restores them.
 #[tokio::test]
 async fn a_user_that_is_missing_is_waited_for() {
     let mut bench = Bench::start_with(Options { persistent: true, ..Options::default() }).await;

@@ -1,4 +1,4 @@
-//! Trap 19: every way to name a service and to be somebody there really works.
+//! Every way to name a service and to authenticate there really works.
 
 use std::fs;
 
@@ -69,7 +69,7 @@ async fn the_bucket_goes_into_the_host_name_unless_path_style_is_asked_for() {
     bench.run(&mut bench.wrapped(&wrapper)).await.assert_failed(17, &["StorageUnreachable"]);
 }
 
-/// Trap 20 again: without the bucket before it, the slash of a key is the second one of the path.
+/// Without the bucket before it, a leading slash of the key is the second one of the path.
 #[tokio::test]
 async fn keys_that_look_like_paths_stay_so_after_a_host_name() {
     let mut bench = Bench::start().await;

@@ -71,7 +71,7 @@ async fn a_body_that_breaks_off_once_is_fetched_again() {
     assert_eq!(proxy.seen().len(), 5, "{:?}", proxy.seen());
 }
 
-/// Trap 21.
+/// A connection that ends early must not make a short file look like a whole one.
 #[tokio::test]
 async fn a_truncated_body_is_a_failure_with_a_reason() {
     let (bench, proxy) = faulty().await;
@@ -106,7 +106,7 @@ async fn a_small_body_that_ends_or_stalls_in_the_middle_is_a_failure_with_a_reas
     }
 }
 
-/// Trap 21.
+/// The run is about the object that was listed, not about one that has taken its name since.
 #[tokio::test]
 async fn an_object_that_changed_since_the_listing_is_a_failure_with_a_reason() {
     for size in [1_000, 9 * MIB] {

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 const MIB: usize = 1024 * 1024;
 
-/// Trap 20, as far as a server on a file system goes: it refuses `..`, a leading `/` and parts over 255 bytes.
+/// Odd keys as far as a server on a file system goes: it refuses `..`, a leading `/` and parts over 255 bytes.
 #[tokio::test]
 async fn odd_keys_are_fetched_exactly_from_a_real_server() {
     let bench = Bench::start().await;
@@ -49,7 +49,7 @@ async fn odd_keys_are_fetched_exactly_from_a_real_server() {
     assert_eq!(names, ["input", "input.attempt", "input.source_uri", "out"], "no key became a path");
 }
 
-/// Trap 20, the rest: what is on the wire is the key, escaped, with nothing tidied up.
+/// The other odd keys: what is on the wire is the key, escaped, with nothing tidied up.
 #[tokio::test]
 async fn keys_that_look_like_paths_are_sent_as_they_are() {
     let mut bench = Bench::start().await;

@@ -132,7 +132,7 @@ async fn a_sink_without_checksums_is_believed_by_the_length() {
     }
 }
 
-/// Trap 20, for names that are made of keys.
+/// Names of results are made of keys, and so are as odd as these.
 #[tokio::test]
 async fn results_of_keys_that_look_like_paths_are_named_exactly() {
     let mut bench = with_results(&[("a b", b"hello")]).await;

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use testbed::Testbed;
-use tests::generated::root;
+use tests::root;
 
 use crate::harness::{build, text};
 use crate::manifests::overlay;

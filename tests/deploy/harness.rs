@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use testbed::Testbed;
 use testbed::images::Set;
 use testbed::services::{S3_IP_URL, Services};
-use tests::generated::root;
+use tests::root;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// How long anything may take on a busy machine.
@@ -30,7 +30,7 @@ impl Cluster {
         let turn = ONE.lock().await;
         let testbed = Testbed::with_nodes(2).await.unwrap();
         let services = testbed.services().await.unwrap();
-        testbed.load_images(&[Set::Worker, Set::Product, Set::Filters]).unwrap();
+        testbed.load_images(&[Set::Worker, Set::Product, Set::Tests]).unwrap();
         let cluster = Self { testbed, services, _turn: turn };
         cluster.remove_traces();
         cluster

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use tests::generated::root;
+use tests::root;
 
 use crate::harness::{Cluster, SYSTEM, build, pipeline, run};
 use crate::manifests::{INSTALL, overlay};

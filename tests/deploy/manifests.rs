@@ -11,7 +11,7 @@ use crds::rules::{self, Context, Kind};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};
 use testbed::Testbed;
-use tests::generated::root;
+use tests::root;
 
 use crate::harness::{build, text};
 

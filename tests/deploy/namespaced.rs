@@ -1,7 +1,7 @@
 //! The namespaced mode: the operator works where it was told to and can read nothing elsewhere. And the other way to
 //! uninstall: without the CRDs, so that every Pipeline and run stays.
 
-use tests::generated::root;
+use tests::root;
 
 use crate::harness::{Cluster, SYSTEM, pipeline, run};
 

@@ -7,8 +7,8 @@ use std::path::Path;
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testbed::{ARGOCD, KUSTOMIZE};
-use tests::generated::root;
 use tests::program::mortal;
+use tests::root;
 use tests::valkey::{Flavor, TestServer, free_port};
 use tokio::process::Command;
 

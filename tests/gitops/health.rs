@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
+use generator::argocd::{HEALTH, KINDS};
 use serde_json::Value;
 use testbed::{ARGOCD, Paths};
-use tests::generated::argocd::{HEALTH, KINDS};
-use tests::generated::root;
+use tests::root;
 
 #[test]
 #[ignore = "needs Argo CD"]

@@ -14,7 +14,7 @@ use kube::{Api, Resource};
 use testbed::images::{Set, reference};
 use testbed::services::{S3_IP_URL, Services};
 use testbed::{Doing, Testbed};
-use tests::generated::root;
+use tests::root;
 use tokio::process::{Child, Command};
 
 use crate::git::{GitServer, Repository};
@@ -42,7 +42,7 @@ impl Lab {
     pub async fn new() -> Self {
         let testbed = Testbed::with_nodes(2).await.unwrap();
         let services = testbed.services().await.unwrap();
-        LOADED.call_once(|| testbed.load_images(&[Set::Worker, Set::Product, Set::Filters]).unwrap());
+        LOADED.call_once(|| testbed.load_images(&[Set::Worker, Set::Product, Set::Tests]).unwrap());
         services.s3.make_bucket(BUCKET).await.unwrap();
         let git = GitServer::start().await;
         let project = git.repository("openfilter/pipelines.git");

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use testbed::{KUSTOMIZE, Paths};
-use tests::generated::root;
+use tests::root;
 
 const ENVIRONMENTS: [&str; 3] = ["dev", "staging", "prod"];
 

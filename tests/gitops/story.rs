@@ -79,8 +79,7 @@ async fn nothing_drifts(lab: &Lab, engine: &Engine) {
 }
 
 async fn a_bad_run_is_refused_with_our_words(lab: &Lab, engine: &Engine) {
-    let good =
-        std::fs::read_to_string(tests::generated::root().join("examples/gitops-repo/runs/dev/monday.yaml"));
+    let good = std::fs::read_to_string(tests::root().join("examples/gitops-repo/runs/dev/monday.yaml"));
     let bad = good.unwrap().replace("monday", "tuesday").replace("inbox/", "outbox/");
     lab.team.write("runs/dev/tuesday.yaml", &bad);
     lab.team.edit("runs/dev/kustomization.yaml", "- monday.yaml\n", "- monday.yaml\n- tuesday.yaml\n");
@@ -124,8 +123,7 @@ async fn a_commit_to_another_namespace_is_refused(lab: &Lab, engine: &Engine) {
 
 async fn more_parallelism_by_commit_takes_effect_while_it_runs(lab: &Lab, engine: &Engine) {
     lab.put_images("wednesday", 8, "sleep 20").await;
-    let run =
-        std::fs::read_to_string(tests::generated::root().join("examples/gitops-repo/runs/dev/monday.yaml"));
+    let run = std::fs::read_to_string(tests::root().join("examples/gitops-repo/runs/dev/monday.yaml"));
     let run = run.unwrap().replace("monday", "wednesday").replace("parallelism: 2", "parallelism: 1");
     lab.team.write("runs/dev/wednesday.yaml", &run);
     lab.team.edit("runs/dev/kustomization.yaml", "- monday.yaml\n", "- monday.yaml\n- wednesday.yaml\n");

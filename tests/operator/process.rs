@@ -62,7 +62,7 @@ async fn an_operator_without_kubernetes_is_alive_and_not_ready() {
     assert!(ready.contains(" 503 ") && ready.contains("not connected to Kubernetes yet"), "{ready}");
 }
 
-/// Trap 24: it would be in every pod.
+/// It would be in the specification of every pod.
 #[tokio::test]
 async fn a_password_in_the_workers_url_is_refused_and_not_repeated() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 //! `make bench`, operator part, on the real cluster: a run against a bare Job of the same pods, how soon a finished pod is
-//! settled, and what a file costs in requests and memory as files grow (trap 15). Ratios are asserted: machines are
+//! settled, and what a file costs in requests and memory as files grow: it must stay constant. Ratios are asserted: machines are
 //! shared and noisy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 

@@ -99,7 +99,7 @@ async fn a_job_that_others_suspend_starts_nothing_until_they_resume_it() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Trap 8: a Job that is deleted in mid-run is created again, and one that is deleted after the end is not.
+/// A run is executed once: a Job that is deleted in mid-run is created again, and one that is deleted after the end is not.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after() {
@@ -169,7 +169,7 @@ async fn a_queue_secret_that_somebody_spoils_is_made_whole_again() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Trap 18 and the GitOps rule: a deleted run leaves nothing behind; created again it is not executed again, and gets its
+/// What GitOps needs: a deleted run leaves nothing behind; created again it is not executed again, and gets its
 /// status back.
 #[tokio::test]
 #[ignore = "needs the cluster"]

@@ -47,9 +47,9 @@ fn manager_of_a_job(lab: &Lab) -> Result<String, String> {
     lab.testbed.kubectl(&words, &job.to_string())
 }
 
-/// Trap 6: a run of only bad files ends as fast as its own back-off allows; the built-in Job controller would take hours, and
+/// A run of only bad files ends as fast as its own back-off allows; the built-in Job controller would take hours, and
 /// after six failures wait for longer at once than [`crate::harness::LONG`].
-/// Trap 7: not one of the Job's completions is ever reached, and yet it ends, and no pod waits for a file.
+/// Not one of the Job's completions is ever reached, and yet it ends, and no pod waits for a file.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn forty_files_that_all_fail_end_within_their_own_back_off() {
@@ -83,7 +83,7 @@ async fn a_filter_that_says_bad_input_is_not_asked_again_and_one_killed_for_memo
     assert!(of("big").pod.is_some());
 }
 
-/// Trap 11: an image that cannot be pulled. A filter's fails its files after a while; the claimer's is the run's problem
+/// An image that cannot be pulled. A filter's fails its files after a while; the claimer's is the run's problem
 /// and no file's.
 #[tokio::test]
 #[ignore = "needs the cluster"]
@@ -124,7 +124,7 @@ async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
     assert_eq!(counts(&lab.finished("claimer").await), (1, 1, 0));
 }
 
-/// Trap 11: a container that cannot be created, here because of a Secret that is not there.
+/// A container that cannot be created, here because of a Secret that is not there.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
@@ -278,7 +278,7 @@ async fn an_admission_webhook_that_is_away_is_told_once_it_lasts_and_waited_for(
     assert_eq!((counts(&run), condition(&run, "Degraded").0), ((1, 1, 0), "False".into()));
 }
 
-/// Trap 13: a filter that takes longer than `pendingTimeout` keeps its file; one that takes longer than `fileTimeout` does
+/// A filter that takes longer than `pendingTimeout` keeps its file; one that takes longer than `fileTimeout` does
 /// not.
 #[tokio::test]
 #[ignore = "needs the cluster"]

@@ -483,7 +483,7 @@ impl Drop for Lab {
 
 /// Images and CRDs, once.
 async fn prepare(testbed: &Testbed) {
-    testbed.load_images(&[Set::Worker, Set::Filters]).unwrap();
+    testbed.load_images(&[Set::Worker, Set::Tests]).unwrap();
     tests::crds_on_cluster::install(testbed).await;
 }
 

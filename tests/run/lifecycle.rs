@@ -13,7 +13,7 @@ use tests::s3::escape;
 use crate::harness::{Lab, condition, counts, filter, is_degraded_by, message, phase, running};
 
 /// Of a hundred files five fail for good and five fail once: the counts and the dead letters are exact, tools can wait for
-/// the end, and no pod is left. Trap 14: finished pods do not accumulate.
+/// the end, and no pod is left. Finished pods do not accumulate meanwhile.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_hundred_files_are_exactly_accounted_for() {
@@ -47,7 +47,7 @@ async fn a_hundred_files_are_exactly_accounted_for() {
     assert_ne!(status.duration.as_deref(), Some("0s"));
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
-    assert!(lab.witness.most_pods() <= 20, "trap 31: {} pods at once", lab.witness.most_pods());
+    assert!(lab.witness.most_pods() <= 20, "more pods than parallelism: {} at once", lab.witness.most_pods());
     // Five failed ones are kept; twenty may end together, of which a pass removes sixteen.
     assert!(lab.witness.most_ended_pods() <= 5 + 20 + 16, "{} pods had ended", lab.witness.most_ended_pods());
 }
@@ -83,7 +83,7 @@ async fn results_are_published_once_also_after_a_retry() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Trap 24: Kubernetes puts variables, also secret ones, in the place of such words, and writes two dollars as one.
+/// Kubernetes puts variables, also secret ones, in the place of such words, and writes two dollars as one.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_prefix_that_names_a_secret_variable_is_a_prefix_and_shows_no_secret() {
@@ -121,7 +121,7 @@ async fn an_empty_bucket_is_told_and_starts_nothing() {
     assert!(lab.jobs().await.is_empty());
 }
 
-/// Trap 20, and files without a byte.
+/// Keys that look like paths, with any character, and files without a byte.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn any_key_and_any_size_is_a_file() {
@@ -270,7 +270,7 @@ async fn a_run_uses_the_pipeline_as_it_was_and_its_own_part_of_the_files() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Trap 29: object names and label values at their limits.
+/// Object names and label values at their limits.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_with_the_longest_name_works() {
@@ -301,7 +301,7 @@ async fn people_are_told_what_happened_and_no_secret() {
     let workers = lab.api::<Secret>().get("r-queue").await.unwrap();
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (30, 0, 30));
-    assert_eq!(run.status.as_ref().unwrap().recent_failures.len(), 10, "trap 28");
+    assert_eq!(run.status.as_ref().unwrap().recent_failures.len(), 10, "the status shows the newest ten");
     for reason in ["Listed", "JobCreated", "FilesFailed"] {
         lab.events("r", reason, 1).await;
     }

@@ -12,3 +12,5 @@ mod harness;
 mod lifecycle;
 mod neighbours;
 mod storms;
+// The last by name, because tests run in the order of their names.
+mod whole_cluster;

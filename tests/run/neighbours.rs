@@ -1,4 +1,4 @@
-//! Runs of Pipelines and keys that another namespace has. Trap 22: only with its grant, and only as long as there is one.
+//! Runs of Pipelines and keys that another namespace has: only with its grant, and only as long as there is one.
 
 use std::time::Duration;
 

@@ -8,12 +8,12 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::Api;
 use testbed::{Doing, Testbed};
 
-use crate::generated;
+use crate::root;
 
 /// Applies the generated files, as a user does, and waits until the API server serves them.
 pub async fn install(testbed: &Testbed) {
     for crd in definitions::all() {
-        let path = generated::root().join(format!("crds/{}.yaml", crd.spec.names.plural));
+        let path = root().join(format!("crds/{}.yaml", crd.spec.names.plural));
         testbed.apply(&fs::read_to_string(path).unwrap()).unwrap();
     }
     let api: Api<CustomResourceDefinition> = Api::all(testbed.client());

@@ -9,14 +9,19 @@
 pub mod crds_on_cluster;
 pub mod examples;
 pub mod fake;
-pub mod generated;
 pub mod model;
 pub mod program;
 pub mod rule_cases;
 pub mod s3;
 pub mod valkey;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// The root of the project.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the project")
+}
 
 /// Asks until the answer is yes, and gives up loudly.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {

@@ -49,7 +49,7 @@ fn assert_unusable(listed: Result<ListedPage, StorageError>, words: &[&str]) {
     }
 }
 
-/// Trap 20: the keys that no file system can hold, encoded as AWS does.
+/// The keys that no file system can hold, encoded as AWS does.
 #[tokio::test]
 async fn encoded_keys_are_decoded_exactly() {
     let long = "%C3%BC".repeat(512);
@@ -101,7 +101,7 @@ async fn the_request_asks_for_encoded_keys_and_has_the_cursor_escaped() {
     }
 }
 
-/// Trap 20: what looks like a path is none.
+/// What looks like a path is none.
 #[tokio::test]
 async fn prefixes_and_cursors_are_sent_as_they_are() {
     let server = Fake::start(|_| answer(&listing(LAST, &[]))).await;

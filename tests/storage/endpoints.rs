@@ -1,4 +1,4 @@
-//! Trap 19, for listings: every way to name a service works, and a service that says no is understood.
+//! Listings: every way to name a service works, and a service that says no is understood.
 
 use storage::{Keys, StorageError};
 use tests::s3::{SECRET_KEY, TestS3};

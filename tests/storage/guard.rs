@@ -1,4 +1,4 @@
-//! Trap 22: an endpoint is no way to reach what only the operator's network position reaches, however it is written and
+//! An endpoint is no way to reach what only the operator's network position reaches, however it is written and
 //! whatever its name resolves to.
 
 use std::net::Ipv4Addr;

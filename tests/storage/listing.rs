@@ -24,7 +24,7 @@ async fn every_file_is_listed_once_from_any_cursor() {
     assert_eq!(all(&lister, "camera-2/~").await.0, []);
 }
 
-/// Trap 20, as far as a server on a file system goes; the rest is in `answers`.
+/// Odd keys as far as a server on a file system goes; the rest is in `answers`.
 #[tokio::test]
 async fn odd_keys_are_listed_exactly_with_size_and_etag() {
     let s3 = TestS3::start(BUCKET).await;

@@ -11,7 +11,7 @@ use kube::api::Patch;
 use serde_json::{Value, json};
 use testbed::Doing;
 use tests::examples::{grant, pipeline, policy, run, with};
-use tests::generated::root;
+use tests::root;
 use tests::rule_cases::{Case, cases};
 
 use crate::on_cluster::{Cluster, WAIT};

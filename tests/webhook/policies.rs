@@ -16,7 +16,7 @@ fn policy(name: &str, cel: &str) -> Value {
     })
 }
 
-/// Trap 26.
+/// No replica may judge by a set of policies that is no longer in force.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_is_enforced_changed_and_withdrawn_at_once() {
     let webhook = Webhook::start();
@@ -99,7 +99,7 @@ async fn a_pipeline_that_no_watch_has_brought_is_asked_for() {
 /// Hostile requests at once, of which each takes a second.
 const FLOOD: u32 = 20;
 
-/// Trap 27: the worst expression that is admitted at all, and everybody else. That others find a slot is shown where slots are
+/// The worst expression that is admitted at all, and every other request. That others find a slot is shown where slots are
 /// given out; this is the same over the wire.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_policy_is_stopped_denies_and_holds_up_nobody_else() {

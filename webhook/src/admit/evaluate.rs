@@ -199,7 +199,7 @@ mod tests {
         assert!(until.unwrap() >= released + LONG);
     }
 
-    /// Trap 27.
+    /// Slow or hostile expressions must not stall the admission of others.
     #[tokio::test(flavor = "multi_thread")]
     async fn who_fills_all_slots_of_a_namespace_holds_up_that_namespace_only() {
         let evaluator = Arc::new(Evaluator::new(2, LONG));

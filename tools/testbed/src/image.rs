@@ -109,7 +109,12 @@ impl Image {
             append(&mut tar, Path::new(name), tar::EntryType::Regular, 0o644, bytes).doing(doing)?;
         }
         tar.into_inner().and_then(|mut file| file.flush()).doing(doing)?;
-        fs::rename(&half, archive).doing(doing)?;
+        // One that says the same stays: nodes that have it need not load it again.
+        if fs::read(archive).ok() == Some(fs::read(&half).doing(doing)?) {
+            fs::remove_file(&half).doing(doing)?;
+        } else {
+            fs::rename(&half, archive).doing(doing)?;
+        }
         Ok(format!("sha256:{}", sha256(&manifest)))
     }
 
@@ -191,6 +196,8 @@ pub fn sha256(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -202,6 +209,25 @@ mod tests {
         assert_eq!(digests[0], digests[1]);
         image.user = "65532".to_owned();
         assert_ne!(image.write(&folder.join("c.tar")).unwrap(), digests[0]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn an_archive_is_replaced_only_by_another_image() {
+        let folder = std::env::temp_dir().join(format!("testbed-archive-{}", std::process::id()));
+        let archive = folder.join("a.tar");
+        let mut image = Image { name: "localhost/x:1".to_owned(), ..Image::default() };
+        let mut inode = |user: &str| {
+            image.user = user.to_owned();
+            image.write(&archive).unwrap();
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing half-written is left");
+            fs::metadata(&archive).unwrap().ino()
+        };
+        let first = inode("1");
+        // An inode that is still open is not given to another file.
+        let _kept = File::open(&archive).unwrap();
+        assert_eq!(inode("1"), first);
+        assert_ne!(inode("2"), first);
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -1,4 +1,4 @@
-//! A sample filter that does, and fails, on command: what the suites run when they do not care about the work.
+//! A filter that does, and fails, on command: what the suites run when they do not care about the work.
 //!
 //! ```text
 //! probe copy               copies the input to its output

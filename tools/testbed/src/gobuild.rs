@@ -22,7 +22,7 @@ use crate::{
 /// Long enough not to flood a log, short enough not to look stuck.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// A Go module under `tests/testbed/go/`.
+/// A Go module under `tools/testbed/go/`.
 #[derive(Debug)]
 pub struct Module {
     /// The folder's and the program's name.

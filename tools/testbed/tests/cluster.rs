@@ -140,8 +140,10 @@ async fn a_killed_node_becomes_not_ready_its_pods_are_replaced_elsewhere_and_it_
     // An image that is loaded while it is dead is there when it is back.
     testbed.load_images(&[Set::Filters]).unwrap();
     testbed.restart_node("node-1").await.unwrap();
-    let again = json!({"nodeName": "node-1", "containers": [{"name": "main", "image": reference("probe"), "args": ["exit", "0"]}]});
-    assert_eq!(run_pod(&testbed, &namespace.name, "again", again).await.code, 0, "the node runs pods again");
+    let again =
+        json!({"nodeName": "node-1", "containers": [{"name": "main", "image": reference("thumbnail")}]});
+    let again = run_pod(&testbed, &namespace.name, "again", again).await;
+    assert_eq!(again.code, 1, "the node runs pods again, here one without a picture: {}", again.log);
 }
 
 #[tokio::test]
@@ -212,7 +214,7 @@ async fn pod_security_restricted_is_enforced_in_a_labelled_namespace() {
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn sample_filters_do_what_they_say() {
     let (testbed, _guard) = shared().await;
-    testbed.load_images(&[Set::Filters]).unwrap();
+    testbed.load_images(&[Set::Filters, Set::Tests]).unwrap();
     let namespace = testbed.namespace("filters").await.unwrap();
     // One red pixel.
     let png: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01\x08\x02\0\0\0\x90wS\xde\0\0\0\x0cIDAT\x08\xd7c\xf8\xcf\xc0\0\0\x03\x01\x01\0\x18\xdd\x8d\xb0\0\0\0\0IEND\xaeB`\x82";

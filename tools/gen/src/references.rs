@@ -148,7 +148,7 @@ mod tests {
     /// Whoever adds a metric to the webhook and no value to [`touched`] would leave it out of the reference.
     #[test]
     fn every_registered_metric_of_the_webhook_is_listed() {
-        let source = std::fs::read_to_string(super::super::root().join("webhook/src/metrics.rs")).unwrap();
+        let source = std::fs::read_to_string(crate::root().join("webhook/src/metrics.rs")).unwrap();
         let registered = source.matches("registry.register").count();
         assert_eq!(exposed(&touched().text()).len(), registered);
     }

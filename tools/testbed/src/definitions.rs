@@ -16,7 +16,7 @@ use crate::{
     paths::{self, Paths},
 };
 
-/// Modules of `tests/testbed/go/definitions`, and the files of each that are kept.
+/// Modules of `tools/testbed/go/definitions`, and the files of each that are kept.
 const FILES: [(&str, &[&str]); 2] = [
     (
         "github.com/cert-manager/cert-manager",

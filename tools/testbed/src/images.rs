@@ -68,7 +68,7 @@ pub enum Set {
     Product,
     /// Sample filters.
     Filters,
-    /// What only the testbed's own test uses.
+    /// What only suites use.
     Tests,
 }
 
@@ -170,8 +170,8 @@ pub const RECIPES: &[Recipe] = &[
         program: "/probe",
         arguments: &[],
         certificates: false,
-        description: "A sample filter that does, and fails, on command",
-        set: Set::Filters,
+        description: "A filter that does, and fails, on command, for tests",
+        set: Set::Tests,
     },
     Recipe {
         name: "peer",
@@ -292,18 +292,24 @@ pub(crate) fn load_missing(paths: &Paths, node: &Node) -> Result<()> {
     let entries = fs::read_dir(paths.images()).doing(|| format!("list {}", paths.images().display()))?;
     let archives = entries.flatten().map(|entry| entry.path());
     for archive in archives.filter(|path| path.extension().is_some_and(|extension| extension == "tar")) {
-        if fs::read_to_string(note(node, &archive)).ok() != Some(version(&archive)?) {
-            load(node, &archive)?;
-        }
+        load_if_missing(node, &archive)?;
     }
     Ok(())
+}
+
+/// Loads an archive into a node that does not have it in this version.
+pub(crate) fn load_if_missing(node: &Node, archive: &Path) -> Result<()> {
+    if fs::read_to_string(note(node, archive)).ok() == Some(version(archive)?) {
+        return Ok(());
+    }
+    load(node, archive)
 }
 
 fn note(node: &Node, archive: &Path) -> PathBuf {
     node.loaded().join(archive.file_name().unwrap_or_default())
 }
 
-/// Tells an archive from the one that was there before: each is written anew and renamed.
+/// Tells an archive from the one that was there before: one with other bytes is another file, renamed to this name.
 fn version(archive: &Path) -> Result<String> {
     let found = fs::metadata(archive).doing(|| format!("look at {}", archive.display()))?;
     Ok(format!("{} {} {}.{:09}", found.ino(), found.len(), found.mtime(), found.mtime_nsec()))

@@ -3,14 +3,12 @@
 
 use std::fs;
 
-use tests::generated;
-
 fn main() {
-    for file in generated::all() {
+    for file in generator::all() {
         if file.drift().is_none() {
             continue;
         }
-        let path = generated::root().join(&file.path);
+        let path = generator::root().join(&file.path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, &file.content).unwrap();
         println!("wrote {}", file.path.display());

@@ -1,14 +1,13 @@
 //! Target folders in the cache: those of other checkouts are left alone, and every build says whose its folder is.
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use tests::generated::root;
+use tests::root;
 
 fn room(cache: &Path, target: &Path) -> String {
-    let script = root().join("tests/room.sh");
+    let script = root().join("tools/room.sh");
     let output = Command::new(script).arg(cache).arg(target).current_dir(root()).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));

@@ -208,7 +208,7 @@ fn known(paths: &Paths, found: Found) -> Known {
 }
 
 fn install_packages(paths: &Paths) -> Result<()> {
-    let script = paths.root.join("tests/packages.sh");
+    let script = paths.root.join("tools/packages.sh");
     let doing = || format!("install the packages with {}", script.display());
     // Its output goes through: a first installation takes a while and says so.
     let status = Command::new(&script).args(PACKAGES).status().doing(doing)?;

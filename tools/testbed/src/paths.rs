@@ -29,7 +29,7 @@ impl Paths {
     /// The checkout that holds the current folder, or the one this library was built in.
     pub fn find() -> Result<Self> {
         let here = env::current_dir().doing(|| "find the current folder".to_owned())?;
-        let is_root = |folder: &&Path| folder.join("tests/testbed/go/kubernetes/go.mod").is_file();
+        let is_root = |folder: &&Path| folder.join("tools/testbed/go/kubernetes/go.mod").is_file();
         let built = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root =
             here.ancestors().find(is_root).or_else(|| built.ancestors().find(is_root)).unwrap_or(&here);
@@ -90,7 +90,7 @@ impl Paths {
 
     /// A file of this crate.
     pub fn testbed(&self, file: &str) -> PathBuf {
-        self.root.join("tests/testbed").join(file)
+        self.root.join("tools/testbed").join(file)
     }
 }
 

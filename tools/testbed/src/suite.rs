@@ -126,17 +126,15 @@ impl Testbed {
 
     /// Loads an image archive into every node.
     pub fn load_image(&self, archive: &Path) -> Result<()> {
-        self.all_nodes()
-            .iter()
-            .filter(|node| node.is_running())
-            .try_for_each(|node| images::load(node, archive))
+        self.running_nodes().try_for_each(|node| images::load(&node, archive))
     }
 
-    /// Builds images of the table and loads them into every node.
+    /// Builds images of the table and loads them into every node that does not have them: suites ask for the same ones.
     pub fn load_images(&self, sets: &[Set]) -> Result<()> {
-        images::build(&self.paths, sets, Profile::own())?
-            .iter()
-            .try_for_each(|archive| self.load_image(archive))
+        for archive in images::build(&self.paths, sets, Profile::own())? {
+            self.running_nodes().try_for_each(|node| images::load_if_missing(&node, &archive))?;
+        }
+        Ok(())
     }
 
     /// The backing services, started if they do not run.
@@ -188,6 +186,10 @@ impl Testbed {
 
     fn all_nodes(&self) -> Vec<Node> {
         (1..=self.nodes).map(|number| Node::new(&self.paths, number)).collect()
+    }
+
+    fn running_nodes(&self) -> impl Iterator<Item = Node> {
+        self.all_nodes().into_iter().filter(Node::is_running)
     }
 
     /// Stops the API server in the middle of what it does: connections stay open and nothing answers.

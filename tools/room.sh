@@ -20,7 +20,8 @@ seed() {
   # First, because it is written last: whatever it says is there, is there, also while somebody builds in that folder.
   cp -a --reflink=auto "$from/.fingerprint" "$from/build" "$to/"
   find "$from/deps" -maxdepth 1 -type f \( ! -perm -100 -o -name '*.so' \) -exec cp -a --reflink=auto -t "$to/deps" {} +
-  members=$(sed -n 's/^name = "\(.*\)"/\1/p' Cargo.toml ./*/Cargo.toml tests/*/Cargo.toml tests/filters/*/Cargo.toml)
+  # Wherever they are: the test of upgrades calls this for an older commit, which may have its members elsewhere.
+  members=$(find . -mindepth 2 -maxdepth 4 \( -name target -o -name '.?*' \) -prune -o -name Cargo.toml -exec sed -n 's/^name = "\(.*\)"/\1/p' {} +)
   for member in $members; do
     rm -rf "$to"/{.fingerprint,build}/"$member"-[0-9a-f]* "$to"/deps/{,lib}"${member//-/_}"-[0-9a-f]*
   done

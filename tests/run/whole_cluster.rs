@@ -1,0 +1,120 @@
+//! What every run of the cluster stands on breaks: Valkey, the API server, a node. These tests run alone, and so after all
+//! others: each of them in between would wait for those under way to end, and keep the next from starting.
+
+use std::time::Duration;
+
+use crds::v1alpha1::PipelineRun;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+
+use crate::harness::{Lab, condition, counts, is_degraded_by};
+use crate::storms::{check_loss_was_told, of};
+
+/// Valkey is unavailable, comes back with what its log kept, and has forgotten its users.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on() {
+    let lab = Lab::alone("valkey").await;
+    lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4}})).await;
+    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
+    // The log is written once a second: what was done in the last one may be done again.
+    lab.services.kill_valkey().await.unwrap();
+    let down = lab.until("r", "Valkey is missed", |run| is_degraded_by(run, "QueueUnavailable")).await;
+    assert!(of(&down, |counts| counts.succeeded) >= 3, "the last counts stay");
+    assert_eq!(condition(&down, "Succeeded").0, "Unknown");
+    lab.services.restart_valkey().await.unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (20, 20, 0));
+    lab.check_left_nothing(&run).await;
+}
+
+/// Valkey has lost everything: the run says so, lists again, and never reports success on missing data.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over() {
+    let lab = Lab::alone("wiped").await;
+    // The first is bad, and only then: the counts of the Job must not hold up the end when they go back.
+    lab.put_many("", 12, |number| if number == 0 { "exit 1".to_owned() } else { "sleep 1".to_owned() }).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
+    let done =
+        |run: &PipelineRun| of(run, |counts| counts.succeeded) >= 2 && of(run, |counts| counts.failed) == 1;
+    lab.until("r", "some are done and one has failed", done).await;
+    lab.put("0000", "copy").await;
+    lab.services.wipe_valkey().await.unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (12, 12, 0));
+    assert_eq!(run.status.as_ref().unwrap().recent_failures, [], "none of them failed in the end");
+    check_loss_was_told(&lab).await;
+    lab.check_left_nothing(&run).await;
+}
+
+/// While Valkey is unavailable a run can be deleted all the same, and what it left is removed when Valkey is back.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_can_be_deleted_while_valkey_is_away() {
+    let mut lab = Lab::alone("orphan").await;
+    lab.put_many("", 4, |_| "sleep 30".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({})).await;
+    lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
+    // Long enough for the log to have it.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    lab.services.kill_valkey().await.unwrap();
+    lab.delete("r").await;
+    // A new operator knows what is left to do: it is written down.
+    lab.kill_operators().await;
+    lab.services.restart_valkey().await.unwrap();
+    assert_ne!(lab.traces().await, Vec::<String>::new(), "Valkey was away");
+    lab.start_operator();
+    let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
+    lab.eventually("nothing is left in Valkey", clean).await;
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_paused_api_server_delays_and_loses_nothing() {
+    let lab = Lab::alone("paused").await;
+    lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4}})).await;
+    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
+    for _ in 0..2 {
+        let paused = lab.testbed.pause_api_server().unwrap();
+        tokio::time::sleep(Duration::from_secs(8)).await;
+        paused.resume();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (20, 20, 0));
+    lab.check_left_nothing(&run).await;
+    lab.witness.check_monotonic();
+}
+
+/// The pods of a dead node hold files; after `pendingTimeout` others get them.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn files_of_a_dead_node_are_processed_elsewhere() {
+    let lab = Lab::alone("node").await;
+    lab.put_many("", 6, |_| "sleep 30".to_owned()).await;
+    // The backing services are on one of the nodes; the workers are on the other.
+    let services = lab.node_of("backing", "valkey").await;
+    let victim = lab.other_node(&services).await;
+    let affinity = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference":
+        {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [victim]}]}}]}});
+    lab.pipeline(json!({"pod": {"affinity": affinity}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 6, "pendingTimeout": "10s", "maxAttempts": 3}})).await;
+    lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 6).await;
+    // Each of the six has one of the six files.
+    let pods = lab.pods().await;
+    let on_victim = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.as_ref() == Some(&victim);
+    assert!(pods.len() == 6 && pods.iter().any(on_victim), "no file is on {victim}");
+    lab.testbed.kill_node(&victim).unwrap();
+    let run = lab.finished("r").await;
+    lab.testbed.restart_node(&victim).await.unwrap();
+    assert_eq!(counts(&run), (6, 6, 0));
+    assert!(lab.tally("r", "retried").await >= 1, "nobody has noticed");
+    lab.check_left_nothing(&run).await;
+}

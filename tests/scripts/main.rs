@@ -1,0 +1,5 @@
+//! The scripts of `tools/` that the Makefile calls.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod room;
+mod suite;
