@@ -170,7 +170,7 @@ impl TestServer {
     /// Starts the process and waits until it answers; says why if it ends instead.
     async fn run(&mut self) -> Result<(), String> {
         let mut command = mortal(self.flavor.binary());
-        command.args(self.options.config.map(|config| crate::generated::root().join(config)));
+        command.args(self.options.config.map(|config| crate::root().join(config)));
         for (name, value) in self.settings() {
             command.arg(format!("--{name}")).arg(value);
         }
