@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crds::v1alpha1::{Pipeline, PipelineRun, ReferenceGrant};
+use follow::{Listed, Sink};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
@@ -17,9 +18,6 @@ use crate::pods::WorkerPod;
 
 /// The UID of a PipelineRun.
 pub type Uid = Arc<str>;
-
-/// The namespace that a watch is limited to; `None` if it sees all.
-pub type Scope = Option<Arc<str>>;
 
 /// A run's own place: whatever carries its UID in another namespace is not its own.
 type Place = (Option<String>, Uid);
@@ -41,26 +39,11 @@ struct Inner {
     grants: Shelf<Key, ReferenceGrant>,
     jobs: Shelf<Place, Job>,
     pods: HashMap<Place, RunPods>,
-    pod_rounds: Rounds,
-}
-
-/// How often the watch of each scope has started.
-#[derive(Default)]
-struct Rounds(HashMap<Scope, u64>);
-
-impl Rounds {
-    fn begin(&mut self, scope: &Scope) {
-        *self.0.entry(scope.clone()).or_default() += 1;
-    }
-
-    fn of(&self, scope: &Scope) -> u64 {
-        self.0.get(scope).copied().unwrap_or_default()
-    }
 }
 
 #[derive(Default)]
 struct RunPods {
-    present: BTreeMap<String, (Arc<WorkerPod>, u64)>,
+    present: BTreeMap<String, Arc<WorkerPod>>,
     /// Pods that were deleted, as they were last, until somebody has looked after their files.
     gone: BTreeMap<String, Arc<WorkerPod>>,
 }
@@ -75,18 +58,6 @@ pub struct View {
     pub pods: Vec<Arc<WorkerPod>>,
 }
 
-/// What a watch follows. A watch that starts again begins a round; what it has not shown by the end of it is gone.
-pub trait Follows<K>: Send + Sync {
-    /// A round begins.
-    fn begin(&self, scope: &Scope);
-    /// An object is there, or has changed.
-    fn put(&self, scope: &Scope, object: K);
-    /// An object is gone.
-    fn remove(&self, object: K);
-    /// The round is over.
-    fn end(&self, scope: &Scope);
-}
-
 impl World {
     /// An empty world. The receiver gets the UID of every run that something happened to.
     pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Uid>) {
@@ -99,10 +70,7 @@ impl World {
         let inner = self.lock();
         let run = inner.runs.get(uid)?;
         let place = (run.namespace(), Arc::clone(uid));
-        let pods = inner
-            .pods
-            .get(&place)
-            .map(|pods| pods.present.values().map(|(pod, _)| Arc::clone(pod)).collect());
+        let pods = inner.pods.get(&place).map(|pods| pods.present.values().map(Arc::clone).collect());
         let job = inner.jobs.get(&place).filter(|job| is_owned_by(job.as_ref(), uid));
         Some(View { run, job, pods: pods.unwrap_or_default() })
     }
@@ -166,50 +134,36 @@ impl World {
     }
 }
 
-/// Objects of one kind, with the round in which each was last seen.
+/// Objects of one kind.
 struct Shelf<I, K> {
-    objects: HashMap<I, (Arc<K>, u64)>,
-    rounds: Rounds,
+    objects: HashMap<I, Arc<K>>,
 }
 
 impl<I, K> Default for Shelf<I, K> {
     fn default() -> Self {
-        Self { objects: HashMap::new(), rounds: Rounds::default() }
+        Self { objects: HashMap::new() }
     }
 }
 
 impl<I: Eq + Hash + Clone, K: Resource> Shelf<I, K> {
     fn get(&self, id: &I) -> Option<Arc<K>> {
-        self.objects.get(id).map(|(object, _)| Arc::clone(object))
+        self.objects.get(id).map(Arc::clone)
     }
 
     fn all(&self) -> Vec<Arc<K>> {
-        self.objects.values().map(|(object, _)| Arc::clone(object)).collect()
+        self.objects.values().map(Arc::clone).collect()
     }
 
-    fn put(&mut self, scope: &Scope, id: I, mut object: K) {
+    fn put(&mut self, id: I, mut object: K) {
         // Nobody reads them, and they are half of most objects.
         object.meta_mut().managed_fields = None;
-        self.objects.insert(id, (Arc::new(object), self.rounds.of(scope)));
+        self.objects.insert(id, Arc::new(object));
     }
 
-    /// Removes what was not seen in this round; returns it.
-    fn end(&mut self, scope: &Scope) -> Vec<Arc<K>> {
-        let round = self.rounds.of(scope);
-        let old: Vec<I> = self
-            .objects
-            .iter()
-            .filter(|(_, (object, seen))| {
-                *seen < round && in_scope(scope, object.meta().namespace.as_deref())
-            })
-            .map(|(id, _)| id.clone())
-            .collect();
-        old.iter().filter_map(|id| self.objects.remove(id)).map(|(object, _)| object).collect()
+    /// Removes what is gone; returns it.
+    fn keep(&mut self, listed: &Listed) -> Vec<Arc<K>> {
+        self.objects.extract_if(|_, object| listed.lacks(object.meta())).map(|(_, object)| object).collect()
     }
-}
-
-fn in_scope(scope: &Scope, namespace: Option<&str>) -> bool {
-    scope.as_deref().is_none_or(|scope| namespace == Some(scope))
 }
 
 fn key<K: ResourceExt>(object: &K) -> Key {
@@ -220,14 +174,10 @@ fn run_uid<K: ResourceExt>(object: &K) -> Option<Uid> {
     object.labels().get(RUN_UID_LABEL).map(|uid| uid.as_str().into())
 }
 
-impl Follows<PipelineRun> for World {
-    fn begin(&self, scope: &Scope) {
-        self.lock().runs.rounds.begin(scope);
-    }
-
-    fn put(&self, scope: &Scope, run: PipelineRun) {
+impl Sink<PipelineRun> for World {
+    fn put(&self, run: PipelineRun) {
         let Some(uid) = run.uid().map(Uid::from) else { return };
-        self.lock().runs.put(scope, Arc::clone(&uid), run);
+        self.lock().runs.put(Arc::clone(&uid), run);
         self.pipelines_touched.notify_one();
         self.touch(&uid);
     }
@@ -241,8 +191,8 @@ impl Follows<PipelineRun> for World {
         self.touch(&uid);
     }
 
-    fn end(&self, scope: &Scope) {
-        let gone = self.lock().runs.end(scope);
+    fn listed(&self, listed: &Listed) {
+        let gone = self.lock().runs.keep(listed);
         gone.iter().filter_map(|run| run.uid()).for_each(|uid| self.touch(&uid.into()));
     }
 }
@@ -254,13 +204,9 @@ pub fn refers_to(run: &PipelineRun, pipeline: &Pipeline) -> bool {
     reference.name == pipeline.name_any() && namespace == pipeline.namespace()
 }
 
-impl Follows<Pipeline> for World {
-    fn begin(&self, scope: &Scope) {
-        self.lock().pipelines.rounds.begin(scope);
-    }
-
-    fn put(&self, scope: &Scope, pipeline: Pipeline) {
-        self.lock().pipelines.put(scope, key(&pipeline), pipeline.clone());
+impl Sink<Pipeline> for World {
+    fn put(&self, pipeline: Pipeline) {
+        self.lock().pipelines.put(key(&pipeline), pipeline.clone());
         self.pipelines_touched.notify_one();
         self.touch_runs_that(|run| refers_to(run, &pipeline));
     }
@@ -269,18 +215,14 @@ impl Follows<Pipeline> for World {
         self.lock().pipelines.objects.remove(&key(&pipeline));
     }
 
-    fn end(&self, scope: &Scope) {
-        self.lock().pipelines.end(scope);
+    fn listed(&self, listed: &Listed) {
+        self.lock().pipelines.keep(listed);
     }
 }
 
-impl Follows<ReferenceGrant> for World {
-    fn begin(&self, scope: &Scope) {
-        self.lock().grants.rounds.begin(scope);
-    }
-
-    fn put(&self, scope: &Scope, grant: ReferenceGrant) {
-        self.lock().grants.put(scope, key(&grant), grant);
+impl Sink<ReferenceGrant> for World {
+    fn put(&self, grant: ReferenceGrant) {
+        self.lock().grants.put(key(&grant), grant);
         // Whom a grant concerns takes longer to find out than to ask.
         self.touch_runs_that(|_| true);
     }
@@ -290,21 +232,17 @@ impl Follows<ReferenceGrant> for World {
         self.touch_runs_that(|_| true);
     }
 
-    fn end(&self, scope: &Scope) {
-        if !self.lock().grants.end(scope).is_empty() {
+    fn listed(&self, listed: &Listed) {
+        if !self.lock().grants.keep(listed).is_empty() {
             self.touch_runs_that(|_| true);
         }
     }
 }
 
-impl Follows<Job> for World {
-    fn begin(&self, scope: &Scope) {
-        self.lock().jobs.rounds.begin(scope);
-    }
-
-    fn put(&self, scope: &Scope, job: Job) {
+impl Sink<Job> for World {
+    fn put(&self, job: Job) {
         let Some(uid) = run_uid(&job) else { return };
-        self.lock().jobs.put(scope, (job.namespace(), Arc::clone(&uid)), job);
+        self.lock().jobs.put((job.namespace(), Arc::clone(&uid)), job);
         self.touch(&uid);
     }
 
@@ -314,26 +252,21 @@ impl Follows<Job> for World {
         self.touch(&uid);
     }
 
-    fn end(&self, scope: &Scope) {
-        let gone = self.lock().jobs.end(scope);
+    fn listed(&self, listed: &Listed) {
+        let gone = self.lock().jobs.keep(listed);
         gone.iter().filter_map(|job| run_uid(job.as_ref())).for_each(|uid| self.touch(&uid));
     }
 }
 
-impl Follows<Pod> for World {
-    fn begin(&self, scope: &Scope) {
-        self.lock().pod_rounds.begin(scope);
-    }
-
-    fn put(&self, scope: &Scope, pod: Pod) {
+impl Sink<Pod> for World {
+    fn put(&self, pod: Pod) {
         let Some(uid) = run_uid(&pod) else { return };
         let mut inner = self.lock();
-        let round = inner.pod_rounds.of(scope);
         let pods = &mut inner.pods.entry((pod.namespace(), Arc::clone(&uid))).or_default().present;
-        let before = pods.get(&pod.name_any()).map(|(before, _)| Arc::clone(before));
+        let before = pods.get(&pod.name_any()).map(Arc::clone);
         let now = WorkerPod::read(&pod, before.as_deref(), Instant::now());
         let news = before.as_deref() != Some(&now);
-        pods.insert(now.name.clone(), (Arc::new(now), round));
+        pods.insert(now.name.clone(), Arc::new(now));
         drop(inner);
         // Most changes of a pod (an address, a condition, a start time) mean nothing to us.
         if news {
@@ -346,7 +279,7 @@ impl Follows<Pod> for World {
         let mut inner = self.lock();
         let place = (pod.namespace(), Arc::clone(&uid));
         let Some(pods) = inner.pods.get_mut(&place) else { return };
-        let before = pods.present.remove(&pod.name_any()).map(|(before, _)| before);
+        let before = pods.present.remove(&pod.name_any());
         // It may have ended and been deleted between two looks of ours: its last state still says how it ended.
         let last = WorkerPod::read(&pod, before.as_deref(), Instant::now());
         pods.gone.insert(last.name.clone(), Arc::new(last));
@@ -355,16 +288,12 @@ impl Follows<Pod> for World {
         self.touch(&uid);
     }
 
-    fn end(&self, scope: &Scope) {
+    fn listed(&self, listed: &Listed) {
         let mut inner = self.lock();
-        let round = inner.pod_rounds.of(scope);
         let mut touched = Vec::new();
         for ((namespace, uid), pods) in &mut inner.pods {
-            if !in_scope(scope, namespace.as_deref()) {
-                continue;
-            }
-            let old = pods.present.extract_if(.., |_, (_, seen)| *seen < round);
-            let old: Vec<_> = old.map(|(name, (pod, _))| (name, pod)).collect();
+            let old = pods.present.extract_if(.., |name, _| listed.lacks_name(namespace.as_ref(), name));
+            let old: Vec<_> = old.collect();
             if !old.is_empty() {
                 touched.push(Arc::clone(uid));
                 pods.gone.extend(old);
@@ -419,35 +348,43 @@ mod tests {
     #[test]
     fn what_a_restarted_watch_does_not_show_is_gone_but_only_in_its_own_namespace() {
         let (world, _touched) = World::new();
-        let (a, b): (Scope, Scope) = (Some("a".into()), Some("b".into()));
-        for scope in [&a, &b] {
-            Follows::<Pod>::begin(world.as_ref(), scope);
-            let namespace = scope.as_deref().unwrap();
-            world.put(scope, run(namespace));
-            world.put(scope, pod(namespace, "one"));
-            world.put(scope, pod(namespace, "two"));
-            Follows::<Pod>::end(world.as_ref(), scope);
+        for namespace in ["a", "b"] {
+            world.put(run(namespace));
+            world.put(pod(namespace, "one"));
+            world.put(pod(namespace, "two"));
         }
-        Follows::<Pod>::begin(world.as_ref(), &a);
-        Follows::<Pod>::begin(world.as_ref(), &b);
-        world.put(&a, pod("a", "two"));
-        Follows::<Pod>::end(world.as_ref(), &a);
+        let mut listed = Listed::new(Some("a".to_owned()));
+        listed.add(pod("a", "two").meta());
+        Sink::<Pod>::listed(world.as_ref(), &listed);
         assert_eq!(names(&world, "uid-a"), ["two"]);
-        assert_eq!(names(&world, "uid-b"), ["one", "two"], "the round of b is not over");
+        assert_eq!(names(&world, "uid-b"), ["one", "two"], "another watch shows those");
         assert_eq!(world.take_gone(&"uid-a".into()).into_keys().collect::<Vec<_>>(), ["one"]);
         assert!(world.take_gone(&"uid-a".into()).is_empty(), "taken once");
+    }
+
+    #[test]
+    fn a_run_that_was_deleted_and_created_again_meanwhile_is_another() {
+        let (world, _touched) = World::new();
+        world.put(run("a"));
+        let mut again = run("a");
+        again.metadata.uid = Some("uid-2".to_owned());
+        let mut listed = Listed::new(None);
+        listed.add(again.meta());
+        world.put(again);
+        Sink::<PipelineRun>::listed(world.as_ref(), &listed);
+        assert!(world.view(&"uid-a".into()).is_none() && world.view(&"uid-2".into()).is_some());
     }
 
     /// A label alone makes nothing a run's own.
     #[test]
     fn what_carries_a_runs_uid_in_another_namespace_is_not_its_own() {
         let (world, _touched) = World::new();
-        world.put(&None, run("a"));
+        world.put(run("a"));
         let mut stranger = pod("b", "stranger");
         stranger.labels_mut().insert(RUN_UID_LABEL.to_owned(), "uid-a".to_owned());
-        world.put(&None, stranger);
+        world.put(stranger);
         let metadata = json!({"name": "j", "namespace": "a", "labels": {RUN_UID_LABEL: "uid-a"}});
-        world.put(&None, serde_json::from_value::<Job>(json!({"metadata": metadata})).unwrap());
+        world.put(serde_json::from_value::<Job>(json!({"metadata": metadata})).unwrap());
         let view = world.view(&"uid-a".into()).unwrap();
         assert!(view.pods.is_empty() && view.job.is_none());
     }
@@ -456,8 +393,8 @@ mod tests {
     #[test]
     fn whatever_a_run_depends_on_touches_it_when_it_comes_and_when_it_goes() {
         let (world, mut touched) = World::new();
-        world.put(&None, run("a"));
-        world.put(&None, run("b"));
+        world.put(run("a"));
+        world.put(run("b"));
         let mut touches = |what: &str, wanted: &[&str]| {
             let mut found: Vec<Uid> = std::iter::from_fn(|| touched.try_recv().ok()).collect();
             found.sort();
@@ -467,19 +404,19 @@ mod tests {
         let pipeline = json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "Pipeline",
             "metadata": {"name": "p", "namespace": "a"},
             "spec": {"source": {"bucket": {"name": "bkt"}}, "filters": []}});
-        world.put(&None, serde_json::from_value::<Pipeline>(pipeline).unwrap());
+        world.put(serde_json::from_value::<Pipeline>(pipeline).unwrap());
         touches("a Pipeline", &["uid-a"]);
         let grant: ReferenceGrant = serde_json::from_value(json!({"apiVersion": "filter.plainsight.ai/v1alpha1",
             "kind": "ReferenceGrant", "metadata": {"name": "g", "namespace": "a"}, "spec": {"from": [], "to": []}}))
         .unwrap();
-        world.put(&None, grant.clone());
+        world.put(grant.clone());
         touches("a grant", &["uid-a", "uid-b"]);
         world.remove(grant);
         touches("a grant that is taken back", &["uid-a", "uid-b"]);
         let labels = json!({RUN_UID_LABEL: "uid-a"});
         let job = json!({"metadata": {"name": "j", "namespace": "a", "labels": labels}});
         let job: Job = serde_json::from_value(job).unwrap();
-        world.put(&None, job.clone());
+        world.put(job.clone());
         touches("a Job", &["uid-a"]);
         world.remove(job);
         touches("a Job that is deleted", &["uid-a"]);
@@ -490,11 +427,11 @@ mod tests {
     #[test]
     fn only_changes_that_matter_touch_a_run() {
         let (world, mut touched) = World::new();
-        world.put(&None, pod("a", "one"));
+        world.put(pod("a", "one"));
         assert!(touched.try_recv().is_ok());
         let mut same = pod("a", "one");
         same.metadata.resource_version = Some("2".to_owned());
-        world.put(&None, same);
+        world.put(same);
         assert!(touched.try_recv().is_err(), "nothing that matters has changed");
         world.remove(pod("a", "one"));
         assert!(touched.try_recv().is_ok());

@@ -217,12 +217,6 @@ impl Index {
         }
     }
 
-    /// Forgets all runs.
-    pub fn clear_runs(&mut self) {
-        self.runs.clear();
-        self.run_ids.clear();
-    }
-
     /// The grants of a namespace.
     pub fn grants_in(&self, namespace: &str) -> Vec<ReferenceGrant> {
         let here = self.grants.range((namespace.to_owned(), String::new())..);
