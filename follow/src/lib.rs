@@ -7,16 +7,30 @@ mod listed;
 use std::error::Error;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Resource};
+use kube::{Api, Config, Resource};
 use serde::de::DeserializeOwned;
 
 pub use listed::Listed;
+
+/// Seconds after which the API server ends a watch, which then goes on where it was. A half-open connection looks like one on
+/// which nothing happens, so a watch that stays silent 5 seconds longer is given up: that is noticed within a minute.
+const WATCH_SECONDS: u32 = 50;
+
+/// Longer than a watch is silent, and than the API server works on any request (60 s).
+pub const SILENCE_MAX: Duration = Duration::from_secs(75);
+
+/// Makes a client give up an API server that has died without a word, also while it waits for a list.
+pub fn notice_silence(config: &mut Config) {
+    config.read_timeout = Some(SILENCE_MAX);
+    config.reset_reader_on_write = true;
+}
 
 /// Takes what a watch brings.
 pub trait Sink<K>: Send + Sync {
@@ -100,7 +114,8 @@ async fn follow<R, K>(
         }
     };
     let namespace = api.namespace().map(ToOwned::to_owned);
-    let config = labels.into_iter().fold(watcher::Config::default(), watcher::Config::labels);
+    let config =
+        labels.into_iter().fold(watcher::Config::default().timeout(WATCH_SECONDS), watcher::Config::labels);
     let mut events = watcher(api, config).default_backoff().boxed();
     let (mut listed, mut synced) = (Listed::new(namespace.clone()), Some(synced));
     while let Some(event) = events.next().await {

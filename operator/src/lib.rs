@@ -137,14 +137,10 @@ pub async fn run(settings: Settings) -> Result<(), Fatal> {
     worked
 }
 
-/// Longer than a watch lasts (5 minutes), in which nothing may happen.
-const SILENCE_MAX: Duration = Duration::from_secs(330);
-
 /// A client that counts its requests, gives up an API server that has died without a word, and asks once: what a failure means,
 /// and when to try again, is known only to whoever asks.
 fn client(mut config: Config, metrics: &Arc<Metrics>) -> Result<Client, Fatal> {
-    config.read_timeout = Some(SILENCE_MAX);
-    config.reset_reader_on_write = true;
+    follow::notice_silence(&mut config);
     config.default_retry = false;
     let metrics = Arc::clone(metrics);
     let count = MapRequestLayer::new(move |request| {
