@@ -17,7 +17,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Config, Resource};
 use serde::de::DeserializeOwned;
 
-pub use listed::Listed;
+pub use listed::{Listed, version};
 
 /// Seconds after which the API server ends a watch, which then goes on where it was. A half-open connection looks like one on
 /// which nothing happens, so a watch that stays silent 5 seconds longer is given up: that is noticed within a minute.

@@ -11,12 +11,18 @@ pub struct Listed {
     /// Where the watch looks; `None` if everywhere.
     namespace: Option<String>,
     uids: HashMap<Option<String>, HashMap<String, Option<String>>>,
+    newest: u64,
+}
+
+/// The version of an object as a number, which grows with every write. `None` if it is none: then it cannot be compared.
+pub fn version(object: &ObjectMeta) -> Option<u64> {
+    object.resource_version.as_ref()?.parse().ok()
 }
 
 impl Listed {
     /// Nothing, of one namespace or of all.
     pub fn new(namespace: Option<String>) -> Self {
-        Self { namespace, uids: HashMap::new() }
+        Self { namespace, uids: HashMap::new(), newest: 0 }
     }
 
     /// Adds an object.
@@ -24,6 +30,12 @@ impl Listed {
         let ObjectMeta { namespace, name, uid, .. } = object;
         let names = self.uids.entry(namespace.clone()).or_default();
         names.insert(name.clone().unwrap_or_default(), uid.clone());
+        self.newest = self.newest.max(version(object).unwrap_or_default());
+    }
+
+    /// The newest version of all objects: the list is not older than this.
+    pub fn newest(&self) -> u64 {
+        self.newest
     }
 
     /// How many objects there are.
@@ -77,6 +89,16 @@ mod tests {
         let lacks = |namespace: &str, name| listed.lacks_name(Some(&namespace.to_owned()), name);
         assert!(!lacks("a", "replaced") && lacks("a", "gone") && lacks("b", "kept"));
         assert_eq!(listed.len(), 2);
+    }
+
+    #[test]
+    fn a_list_is_as_new_as_its_newest_object() {
+        let mut listed = Listed::new(None);
+        for version in ["7", "12", "opaque", "9"] {
+            listed
+                .add(&ObjectMeta { resource_version: Some(version.to_owned()), ..object("a", version, "1") });
+        }
+        assert_eq!(listed.newest(), 12);
     }
 
     #[test]

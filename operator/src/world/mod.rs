@@ -1,20 +1,26 @@
 //! What the watches have shown so far: runs, Pipelines, grants, and the Job and pods of each run. It decides nothing; it
 //! only says which runs a change concerns.
 
-use std::collections::{BTreeMap, HashMap};
-use std::hash::Hash;
+mod pods;
+mod runs;
+mod shelf;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use crds::v1alpha1::{Pipeline, PipelineRun, ReferenceGrant};
 use follow::{Listed, Sink};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Pod;
-use kube::{Resource, ResourceExt};
+use kube::ResourceExt;
 use tokio::sync::{Notify, mpsc};
 
 use crate::names::RUN_UID_LABEL;
 use crate::pods::WorkerPod;
+use pods::RunPods;
+use runs::Runs;
+use shelf::Shelf;
+
+pub use runs::pipeline_of;
 
 /// The UID of a PipelineRun.
 pub type Uid = Arc<str>;
@@ -34,18 +40,11 @@ pub struct World {
 
 #[derive(Default)]
 struct Inner {
-    runs: Shelf<Uid, PipelineRun>,
+    runs: Runs,
     pipelines: Shelf<Key, Pipeline>,
     grants: Shelf<Key, ReferenceGrant>,
     jobs: Shelf<Place, Job>,
     pods: HashMap<Place, RunPods>,
-}
-
-#[derive(Default)]
-struct RunPods {
-    present: BTreeMap<String, Arc<WorkerPod>>,
-    /// Pods that were deleted, as they were last, until somebody has looked after their files.
-    gone: BTreeMap<String, Arc<WorkerPod>>,
 }
 
 /// What is known of one run at one moment.
@@ -68,14 +67,19 @@ impl World {
     /// The run, with its Job and pods; `None` if it is gone.
     pub fn view(&self, uid: &Uid) -> Option<View> {
         let inner = self.lock();
-        let run = inner.runs.get(uid)?;
+        let run = Arc::clone(inner.runs.get(uid)?);
         let place = (run.namespace(), Arc::clone(uid));
         let pods = inner.pods.get(&place).map(|pods| pods.present.values().map(Arc::clone).collect());
-        let job = inner.jobs.get(&place).filter(|job| is_owned_by(job.as_ref(), uid));
+        let job = inner.jobs.get(&place).filter(|job| is_owned_by(job, uid)).map(Arc::clone);
         Some(View { run, job, pods: pods.unwrap_or_default() })
     }
 
-    /// Pods of the run that were deleted since this was asked last, as they were last.
+    /// The namespace of a run; empty if the run is gone.
+    pub fn namespace(&self, uid: &Uid) -> String {
+        self.lock().runs.get(uid).and_then(|run| run.namespace()).unwrap_or_default()
+    }
+
+    /// Pods of the run that were deleted since this was asked last, in their last state.
     pub fn take_gone(&self, uid: &Uid) -> BTreeMap<String, Arc<WorkerPod>> {
         let mut inner = self.lock();
         let namespace = inner.runs.get(uid).and_then(|run| run.namespace());
@@ -85,12 +89,12 @@ impl World {
 
     /// A Pipeline.
     pub fn pipeline(&self, namespace: &str, name: &str) -> Option<Arc<Pipeline>> {
-        self.lock().pipelines.get(&(namespace.to_owned(), name.to_owned()))
+        self.lock().pipelines.get(&(namespace.to_owned(), name.to_owned())).map(Arc::clone)
     }
 
     /// All Pipelines.
     pub fn pipelines(&self) -> Vec<Arc<Pipeline>> {
-        self.lock().pipelines.all()
+        self.lock().pipelines.all().map(Arc::clone).collect()
     }
 
     /// Waits until something happens that the status of a Pipeline may speak of.
@@ -100,19 +104,29 @@ impl World {
 
     /// All grants.
     pub fn grants(&self) -> Vec<ReferenceGrant> {
-        self.lock().grants.all().iter().map(|grant| ReferenceGrant::clone(grant)).collect()
+        self.lock().grants.all().map(|grant| ReferenceGrant::clone(grant)).collect()
     }
 
-    /// The grants of some namespaces.
+    /// The grants of some namespaces. No other grant can permit a reference to them.
     pub fn grants_in(&self, namespaces: &[String]) -> Vec<ReferenceGrant> {
-        let there = |grant: &ReferenceGrant| grant.namespace().is_some_and(|own| namespaces.contains(&own));
-        let all = self.lock().grants.all();
-        all.iter().filter(|grant| there(grant)).map(|grant| ReferenceGrant::clone(grant)).collect()
+        let inner = self.lock();
+        let mut found = Vec::new();
+        for namespace in namespaces.iter().collect::<BTreeSet<_>>() {
+            let from_here = inner.grants.from((namespace.clone(), String::new()));
+            let here = from_here.take_while(|((of, _), _)| of == namespace);
+            found.extend(here.map(|(_, grant)| ReferenceGrant::clone(grant)));
+        }
+        found
     }
 
     /// All runs.
     pub fn runs(&self) -> Vec<Arc<PipelineRun>> {
-        self.lock().runs.all()
+        self.lock().runs.all().map(Arc::clone).collect()
+    }
+
+    /// How many runs have not ended.
+    pub fn active_runs(&self) -> usize {
+        self.lock().runs.active()
     }
 
     /// Something happened to a run that no watch shows: its listing went on, for example.
@@ -121,12 +135,16 @@ impl World {
         let _ = self.touched.send(Arc::clone(uid));
     }
 
-    fn touch_runs_that(&self, concerned: impl Fn(&PipelineRun) -> bool) {
-        for run in self.runs() {
-            if let (true, Some(uid)) = (concerned(&run), run.uid()) {
-                self.touch(&uid.into());
-            }
-        }
+    /// Touches the runs that a grant may concern: it permits references from objects of some namespaces, which are runs, or
+    /// Pipelines that runs refer to.
+    fn touch_runs_of<'a>(&self, grants: impl IntoIterator<Item = &'a ReferenceGrant>) {
+        let from = grants.into_iter().flat_map(|grant| &grant.spec.from);
+        let namespaces: BTreeSet<&str> = from.map(|from| from.namespace.as_str()).collect();
+        let inner = self.lock();
+        let runs: BTreeSet<Uid> =
+            namespaces.into_iter().flat_map(|of| inner.runs.concerned_with(of)).collect();
+        drop(inner);
+        runs.iter().for_each(|uid| self.touch(uid));
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -134,35 +152,13 @@ impl World {
     }
 }
 
-/// Objects of one kind.
-struct Shelf<I, K> {
-    objects: HashMap<I, Arc<K>>,
-}
-
-impl<I, K> Default for Shelf<I, K> {
-    fn default() -> Self {
-        Self { objects: HashMap::new() }
-    }
-}
-
-impl<I: Eq + Hash + Clone, K: Resource> Shelf<I, K> {
-    fn get(&self, id: &I) -> Option<Arc<K>> {
-        self.objects.get(id).map(Arc::clone)
-    }
-
-    fn all(&self) -> Vec<Arc<K>> {
-        self.objects.values().map(Arc::clone).collect()
-    }
-
-    fn put(&mut self, id: I, mut object: K) {
-        // Nobody reads them, and they are half of most objects.
-        object.meta_mut().managed_fields = None;
-        self.objects.insert(id, Arc::new(object));
-    }
-
-    /// Removes what is gone; returns it.
-    fn keep(&mut self, listed: &Listed) -> Vec<Arc<K>> {
-        self.objects.extract_if(|_, object| listed.lacks(object.meta())).map(|(_, object)| object).collect()
+impl Inner {
+    /// Pods of runs that are gone have no files left to settle.
+    fn forget_empty(&mut self, place: &Place) {
+        let (_, uid) = place;
+        if self.runs.get(uid).is_none() && self.pods.get(place).is_some_and(|pods| pods.present.is_empty()) {
+            self.pods.remove(place);
+        }
     }
 }
 
@@ -174,10 +170,14 @@ fn run_uid<K: ResourceExt>(object: &K) -> Option<Uid> {
     object.labels().get(RUN_UID_LABEL).map(|uid| uid.as_str().into())
 }
 
+fn is_owned_by(job: &Job, uid: &Uid) -> bool {
+    job.owner_references().iter().any(|owner| owner.uid == uid.as_ref())
+}
+
 impl Sink<PipelineRun> for World {
     fn put(&self, run: PipelineRun) {
         let Some(uid) = run.uid().map(Uid::from) else { return };
-        self.lock().runs.put(Arc::clone(&uid), run);
+        self.lock().runs.put(&uid, run);
         self.pipelines_touched.notify_one();
         self.touch(&uid);
     }
@@ -185,7 +185,7 @@ impl Sink<PipelineRun> for World {
     fn remove(&self, run: PipelineRun) {
         let Some(uid) = run.uid().map(Uid::from) else { return };
         let mut inner = self.lock();
-        inner.runs.objects.remove(&uid);
+        inner.runs.remove(&uid);
         inner.forget_empty(&(run.namespace(), Arc::clone(&uid)));
         drop(inner);
         self.touch(&uid);
@@ -193,26 +193,23 @@ impl Sink<PipelineRun> for World {
 
     fn listed(&self, listed: &Listed) {
         let gone = self.lock().runs.keep(listed);
-        gone.iter().filter_map(|run| run.uid()).for_each(|uid| self.touch(&uid.into()));
+        gone.iter().for_each(|uid| self.touch(uid));
     }
-}
-
-/// Whether the run refers to this Pipeline.
-pub fn refers_to(run: &PipelineRun, pipeline: &Pipeline) -> bool {
-    let reference = &run.spec.pipeline_ref;
-    let namespace = reference.namespace.clone().or_else(|| run.namespace());
-    reference.name == pipeline.name_any() && namespace == pipeline.namespace()
 }
 
 impl Sink<Pipeline> for World {
     fn put(&self, pipeline: Pipeline) {
-        self.lock().pipelines.put(key(&pipeline), pipeline.clone());
+        let key = key(&pipeline);
+        let mut inner = self.lock();
+        let runs: Vec<Uid> = inner.runs.of_pipeline(&key).cloned().collect();
+        inner.pipelines.put(key, pipeline);
+        drop(inner);
         self.pipelines_touched.notify_one();
-        self.touch_runs_that(|run| refers_to(run, &pipeline));
+        runs.iter().for_each(|uid| self.touch(uid));
     }
 
     fn remove(&self, pipeline: Pipeline) {
-        self.lock().pipelines.objects.remove(&key(&pipeline));
+        self.lock().pipelines.remove(&key(&pipeline));
     }
 
     fn listed(&self, listed: &Listed) {
@@ -222,20 +219,19 @@ impl Sink<Pipeline> for World {
 
 impl Sink<ReferenceGrant> for World {
     fn put(&self, grant: ReferenceGrant) {
-        self.lock().grants.put(key(&grant), grant);
-        // Whom a grant concerns takes longer to find out than to ask.
-        self.touch_runs_that(|_| true);
+        let before = self.lock().grants.put(key(&grant), grant.clone());
+        // What it permits no longer concerns a run as well.
+        self.touch_runs_of(before.as_deref().into_iter().chain([&grant]));
     }
 
     fn remove(&self, grant: ReferenceGrant) {
-        self.lock().grants.objects.remove(&key(&grant));
-        self.touch_runs_that(|_| true);
+        let before = self.lock().grants.remove(&key(&grant));
+        self.touch_runs_of(before.as_deref());
     }
 
     fn listed(&self, listed: &Listed) {
-        if !self.lock().grants.keep(listed).is_empty() {
-            self.touch_runs_that(|_| true);
-        }
+        let gone = self.lock().grants.keep(listed);
+        self.touch_runs_of(gone.iter().map(Arc::as_ref));
     }
 }
 
@@ -248,7 +244,7 @@ impl Sink<Job> for World {
 
     fn remove(&self, job: Job) {
         let Some(uid) = run_uid(&job) else { return };
-        self.lock().jobs.objects.remove(&(job.namespace(), Arc::clone(&uid)));
+        self.lock().jobs.remove(&(job.namespace(), Arc::clone(&uid)));
         self.touch(&uid);
     }
 
@@ -258,91 +254,65 @@ impl Sink<Job> for World {
     }
 }
 
-impl Sink<Pod> for World {
-    fn put(&self, pod: Pod) {
-        let Some(uid) = run_uid(&pod) else { return };
-        let mut inner = self.lock();
-        let pods = &mut inner.pods.entry((pod.namespace(), Arc::clone(&uid))).or_default().present;
-        let before = pods.get(&pod.name_any()).map(Arc::clone);
-        let now = WorkerPod::read(&pod, before.as_deref(), Instant::now());
-        let news = before.as_deref() != Some(&now);
-        pods.insert(now.name.clone(), Arc::new(now));
-        drop(inner);
-        // Most changes of a pod (an address, a condition, a start time) mean nothing to us.
-        if news {
-            self.touch(&uid);
-        }
-    }
-
-    fn remove(&self, pod: Pod) {
-        let Some(uid) = run_uid(&pod) else { return };
-        let mut inner = self.lock();
-        let place = (pod.namespace(), Arc::clone(&uid));
-        let Some(pods) = inner.pods.get_mut(&place) else { return };
-        let before = pods.present.remove(&pod.name_any());
-        // It may have ended and been deleted between two looks of ours: its last state still says how it ended.
-        let last = WorkerPod::read(&pod, before.as_deref(), Instant::now());
-        pods.gone.insert(last.name.clone(), Arc::new(last));
-        inner.forget_empty(&place);
-        drop(inner);
-        self.touch(&uid);
-    }
-
-    fn listed(&self, listed: &Listed) {
-        let mut inner = self.lock();
-        let mut touched = Vec::new();
-        for ((namespace, uid), pods) in &mut inner.pods {
-            let old = pods.present.extract_if(.., |name, _| listed.lacks_name(namespace.as_ref(), name));
-            let old: Vec<_> = old.collect();
-            if !old.is_empty() {
-                touched.push(Arc::clone(uid));
-                pods.gone.extend(old);
-            }
-        }
-        drop(inner);
-        touched.iter().for_each(|uid| self.touch(uid));
-    }
-}
-
-impl Inner {
-    /// Pods of runs that are gone need nobody to look after their files.
-    fn forget_empty(&mut self, place: &Place) {
-        let (_, uid) = place;
-        if !self.runs.objects.contains_key(uid)
-            && self.pods.get(place).is_some_and(|pods| pods.present.is_empty())
-        {
-            self.pods.remove(place);
-        }
-    }
-}
-
-fn is_owned_by(job: &Job, uid: &Uid) -> bool {
-    job.owner_references().iter().any(|owner| owner.uid == uid.as_ref())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::Resource;
     use serde_json::json;
 
-    fn pod(namespace: &str, name: &str) -> Pod {
+    pub fn pod(namespace: &str, name: &str) -> Pod {
         let labels = json!({RUN_UID_LABEL: format!("uid-{namespace}")});
         serde_json::from_value(json!({"metadata": {"name": name, "namespace": namespace, "labels": labels}}))
             .unwrap()
     }
 
-    fn run(namespace: &str) -> PipelineRun {
-        let metadata = json!({"name": "r", "namespace": namespace, "uid": format!("uid-{namespace}")});
-        let spec = json!({"pipelineRef": {"name": "p"}});
-        let kind = json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelineRun"});
-        let mut object = json!({"metadata": metadata, "spec": spec});
-        object.as_object_mut().unwrap().extend(kind.as_object().unwrap().clone());
-        serde_json::from_value(object).unwrap()
+    fn ours(kind: &str, metadata: serde_json::Value, spec: serde_json::Value) -> serde_json::Value {
+        json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
     }
 
-    fn names(world: &World, uid: &str) -> Vec<String> {
+    /// A run whose UID has its name in it.
+    pub fn run_named(namespace: &str, name: &str, pipeline: &str) -> PipelineRun {
+        let metadata = json!({"name": name, "namespace": namespace, "uid": format!("uid-{name}")});
+        let spec = json!({"pipelineRef": {"name": pipeline}});
+        serde_json::from_value(ours("PipelineRun", metadata, spec)).unwrap()
+    }
+
+    /// The only run of a namespace.
+    pub fn run(namespace: &str) -> PipelineRun {
+        let mut run = run_named(namespace, "r", "p");
+        run.metadata.uid = Some(format!("uid-{namespace}"));
+        run
+    }
+
+    pub fn ended(mut run: PipelineRun) -> PipelineRun {
+        let status = json!({"phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z"});
+        run.status = serde_json::from_value(status).unwrap();
+        run
+    }
+
+    fn pipeline(namespace: &str, name: &str) -> Pipeline {
+        let spec = json!({"source": {"bucket": {"name": "bkt"}}, "filters": []});
+        serde_json::from_value(ours("Pipeline", json!({"name": name, "namespace": namespace}), spec)).unwrap()
+    }
+
+    fn grant(namespace: &str, name: &str, from: &[&str]) -> ReferenceGrant {
+        let from: Vec<_> =
+            from.iter().map(|from| json!({"kind": "PipelineRun", "namespace": from})).collect();
+        let metadata = json!({"name": name, "namespace": namespace});
+        serde_json::from_value(ours("ReferenceGrant", metadata, json!({"from": from, "to": []}))).unwrap()
+    }
+
+    pub fn names(world: &World, uid: &str) -> Vec<String> {
         world.view(&uid.into()).unwrap().pods.iter().map(|pod| pod.name.clone()).collect()
+    }
+
+    fn drain(touched: &mut mpsc::UnboundedReceiver<Uid>) -> Vec<String> {
+        let mut found: Vec<String> =
+            std::iter::from_fn(|| touched.try_recv().ok()).map(|uid| uid.to_string()).collect();
+        found.sort();
+        found
     }
 
     #[test]
@@ -373,6 +343,7 @@ mod tests {
         world.put(again);
         Sink::<PipelineRun>::listed(world.as_ref(), &listed);
         assert!(world.view(&"uid-a".into()).is_none() && world.view(&"uid-2".into()).is_some());
+        assert_eq!(world.active_runs(), 1);
     }
 
     /// A label alone makes nothing a run's own.
@@ -389,30 +360,21 @@ mod tests {
         assert!(view.pods.is_empty() && view.job.is_none());
     }
 
-    /// Nothing waits for the next look of the clock.
     #[test]
     fn whatever_a_run_depends_on_touches_it_when_it_comes_and_when_it_goes() {
         let (world, mut touched) = World::new();
         world.put(run("a"));
         world.put(run("b"));
-        let mut touches = |what: &str, wanted: &[&str]| {
-            let mut found: Vec<Uid> = std::iter::from_fn(|| touched.try_recv().ok()).collect();
-            found.sort();
-            assert_eq!(found.iter().map(AsRef::as_ref).collect::<Vec<&str>>(), wanted, "{what}");
-        };
+        let mut touches = |what: &str, wanted: &[&str]| assert_eq!(drain(&mut touched), wanted, "{what}");
         touches("runs", &["uid-a", "uid-b"]);
-        let pipeline = json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "Pipeline",
-            "metadata": {"name": "p", "namespace": "a"},
-            "spec": {"source": {"bucket": {"name": "bkt"}}, "filters": []}});
-        world.put(serde_json::from_value::<Pipeline>(pipeline).unwrap());
+        world.put(pipeline("a", "p"));
         touches("a Pipeline", &["uid-a"]);
-        let grant: ReferenceGrant = serde_json::from_value(json!({"apiVersion": "filter.plainsight.ai/v1alpha1",
-            "kind": "ReferenceGrant", "metadata": {"name": "g", "namespace": "a"}, "spec": {"from": [], "to": []}}))
-        .unwrap();
-        world.put(grant.clone());
+        world.put(grant("c", "g", &["a", "b"]));
         touches("a grant", &["uid-a", "uid-b"]);
-        world.remove(grant);
-        touches("a grant that is taken back", &["uid-a", "uid-b"]);
+        world.put(grant("c", "g", &["b"]));
+        touches("a grant that permits less", &["uid-a", "uid-b"]);
+        world.remove(grant("c", "g", &["b"]));
+        touches("a grant that is taken back", &["uid-b"]);
         let labels = json!({RUN_UID_LABEL: "uid-a"});
         let job = json!({"metadata": {"name": "j", "namespace": "a", "labels": labels}});
         let job: Job = serde_json::from_value(job).unwrap();
@@ -435,5 +397,41 @@ mod tests {
         assert!(touched.try_recv().is_err(), "nothing that matters has changed");
         world.remove(pod("a", "one"));
         assert!(touched.try_recv().is_ok());
+    }
+
+    /// Each Pipeline with a run of its own, and a grant for each: with one walk over all runs per object, this would be a
+    /// hundred million touches.
+    #[test]
+    fn ten_thousand_pipelines_and_grants_touch_only_the_runs_that_they_concern() {
+        const MANY: usize = 10_000;
+        let (world, mut touched) = World::new();
+        for i in 0..MANY {
+            world.put(run_named(&format!("n{i}"), &format!("r{i}"), "p"));
+            world.put(ended(run_named(&format!("n{i}"), &format!("old{i}"), "p")));
+        }
+        drain(&mut touched);
+        for i in 0..MANY {
+            world.put(pipeline(&format!("n{i}"), "p"));
+        }
+        assert_eq!(drain(&mut touched).len(), MANY, "runs that have ended depend on nothing");
+        for i in 0..MANY {
+            world.put(grant("shared", &format!("g{i}"), &[&format!("n{i}")]));
+        }
+        assert_eq!(drain(&mut touched).len(), MANY);
+        assert_eq!(world.active_runs(), MANY);
+    }
+
+    #[test]
+    fn grants_are_found_by_their_namespace() {
+        let (world, _touched) = World::new();
+        for (namespace, name) in [("a", "1"), ("aa", "2"), ("b", "3"), ("b", "4"), ("c", "5")] {
+            world.put(grant(namespace, name, &[]));
+        }
+        let found = |namespaces: &[&str]| {
+            let namespaces: Vec<String> = namespaces.iter().map(ToString::to_string).collect();
+            world.grants_in(&namespaces).iter().map(ResourceExt::name_any).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&["b", "a", "b"]), ["1", "3", "4"]);
+        assert!(found(&["0", "d"]).is_empty());
     }
 }
