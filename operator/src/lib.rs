@@ -3,8 +3,10 @@
 //! again.
 
 mod args;
+mod budget;
 mod context;
 mod error;
+mod fair;
 pub mod lease;
 pub mod listing;
 pub mod metrics;

@@ -98,7 +98,7 @@ impl From<Obstacle> for Stop {
 pub async fn look_after(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
     let mut memory = Memory::default();
     loop {
-        let Ok(permit) = ctx.passes.acquire().await else { return };
+        let permit = ctx.passes.acquire(&ctx.world.namespace(&uid)).await;
         let started = Instant::now();
         let passed = tokio::time::timeout(PASS_MAX, pass(&ctx, &uid, &mut memory)).await;
         drop(permit);
