@@ -20,9 +20,9 @@ use crate::run::build::secret;
 use crate::run::obstacle;
 use crate::world::{Key, pipeline_of};
 
-/// Changes are gathered for so long: nobody waits for this status.
+/// Changes are gathered for this long: no run waits for this status.
 const GATHER: Duration = Duration::from_secs(1);
-/// How often keys are looked at again; Secrets are not watched, because that needs the right to read all of them.
+/// How often keys are checked again; Secrets are not watched, because that needs the right to read all of them.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// Whether a Pipeline can be run: a reason and a message if not.
