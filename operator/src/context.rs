@@ -10,9 +10,10 @@ use kube::core::NamespaceResourceScope;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use queue::Connection;
-use tokio::sync::Semaphore;
 
 use crate::args::Settings;
+use crate::budget;
+use crate::fair::Permits;
 use crate::metrics::Metrics;
 use crate::names::MANAGER;
 use crate::world::World;
@@ -32,8 +33,8 @@ pub struct Context {
     pub world: Arc<World>,
     /// Counters.
     pub metrics: Arc<Metrics>,
-    /// As many passes run at once.
-    pub passes: Semaphore,
+    /// As many passes run at once, shared between namespaces.
+    pub passes: Permits,
     recorder: Recorder,
 }
 
@@ -48,7 +49,7 @@ impl Context {
     ) -> Self {
         let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(settings.identity.clone()) };
         let recorder = Recorder::new(client.clone(), reporter);
-        let passes = Semaphore::new(settings.concurrency);
+        let passes = Permits::new(settings.concurrency);
         Self { client, valkey, settings, world, metrics, passes, recorder }
     }
 
@@ -58,6 +59,11 @@ impl Context {
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
         Api::namespaced(self.client.clone(), &run.namespace().unwrap_or_default())
+    }
+
+    /// How long a run waits between two reports of its counts: the more runs are active, the longer.
+    pub fn publish_every(&self) -> Duration {
+        budget::publish_every(self.world.active_runs())
     }
 
     /// Which endpoints are allowed.

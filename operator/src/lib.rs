@@ -3,8 +3,10 @@
 //! again.
 
 mod args;
+mod budget;
 mod context;
 mod error;
+mod fair;
 pub mod lease;
 pub mod listing;
 pub mod metrics;
@@ -61,7 +63,7 @@ pub enum Fatal {
     /// The settings of Valkey are unusable.
     #[error("use Valkey")]
     Valkey(#[source] queue::Error),
-    /// What the workers are told of it is unusable.
+    /// The address that workers get is unusable.
     #[error("use --worker-valkey-url")]
     WorkerValkey(#[source] queue::Error),
     /// The address is taken, or not ours.
@@ -96,7 +98,7 @@ pub fn start_logging(settings: &Settings) {
 /// The Lease that decides which replica works.
 const LEASE: &str = "openfilter-operator";
 
-/// Runs until it is told to end.
+/// Runs until a signal ends it.
 pub async fn run(settings: Settings) -> Result<(), Fatal> {
     let mut end = signal(SignalKind::terminate()).map_err(Fatal::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Fatal::Signals)?;
@@ -104,7 +106,7 @@ pub async fn run(settings: Settings) -> Result<(), Fatal> {
     let metrics = Arc::new(Metrics::default());
     let client = client(config, &metrics)?;
     let valkey = settings.valkey.connect().map_err(Fatal::Valkey)?;
-    // What the workers are told is in their pods for everybody to read: a password in it is refused before that.
+    // Anyone who can read pods can read the address that workers get: a password in it is refused before that.
     let of_workers = Server { url: settings.worker.valkey_url.clone(), ..settings.valkey.clone() };
     of_workers.connect().map_err(Fatal::WorkerValkey)?;
     let (stop, stopped) = watch::channel(false);
@@ -131,20 +133,16 @@ pub async fn run(settings: Settings) -> Result<(), Fatal> {
         }
     };
     let worked = worked.await;
-    // Whoever listens is told first, and then has a moment to finish what it asked.
+    // Connections end first, and have a moment to finish their requests.
     let _ = stop.send(true);
     let _ = server.await;
     worked
 }
 
-/// Longer than a watch lasts (5 minutes), in which nothing may happen.
-const SILENCE_MAX: Duration = Duration::from_secs(330);
-
-/// A client that counts its requests, gives up an API server that has died without a word, and asks once: what a failure means,
-/// and when to try again, is known only to whoever asks.
+/// A client that counts its requests, gives up an API server that has died without a word, and asks once: only
+/// the caller knows what a failure means and when to try again.
 fn client(mut config: Config, metrics: &Arc<Metrics>) -> Result<Client, Fatal> {
-    config.read_timeout = Some(SILENCE_MAX);
-    config.reset_reader_on_write = true;
+    follow::notice_silence(&mut config);
     config.default_retry = false;
     let metrics = Arc::clone(metrics);
     let count = MapRequestLayer::new(move |request| {
@@ -161,7 +159,7 @@ fn readiness(ready: &Arc<AtomicBool>) -> impl Fn() -> Result<(), String> + Send 
     }
 }
 
-/// Leads, if there is somebody to lead, and works until it must not any more. Nothing is lost by stopping anywhere: every
+/// Waits until this replica leads, and works as long as it does. Nothing is lost by stopping anywhere: every
 /// step can be done again by the next operator.
 async fn work(
     client: Client,

@@ -18,45 +18,38 @@ use crate::error::{Error, Reason, chain};
 use crate::metrics::Metrics;
 use crate::run::build::secret;
 use crate::run::obstacle;
-use crate::world::Key;
+use crate::world::{Key, pipeline_of};
 
-/// Changes are gathered for so long: nobody waits for this status.
+/// Changes are gathered for this long: no run waits for this status.
 const GATHER: Duration = Duration::from_secs(1);
-/// How often keys are looked at again; Secrets are not watched, because that needs the right to read all of them.
+/// How often keys are checked again; Secrets are not watched, because that needs the right to read all of them.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// Whether a Pipeline can be run: a reason and a message if not.
 type Verdict = Result<(), (&'static str, String)>;
 
+/// What was found out about a Pipeline, and when.
+struct Checked {
+    generation: Option<i64>,
+    when: Instant,
+    verdict: Verdict,
+}
+
 /// Keeps the status of all Pipelines.
 pub async fn keep_statuses(ctx: Arc<Context>) {
-    let mut checked: HashMap<Key, (Option<i64>, Instant, Verdict)> = HashMap::new();
+    let mut checked: HashMap<Key, Checked> = HashMap::new();
     loop {
         let runs = ctx.world.runs();
         count_runs(&ctx.metrics, &runs);
         let runs = newest_runs(&runs);
-        let pipelines = ctx.world.pipelines();
-        checked.retain(|key, _| pipelines.iter().any(|pipeline| key_of(pipeline) == *key));
-        for pipeline in pipelines {
+        // Taken out one by one: what is left belongs to Pipelines that are gone.
+        let mut before = std::mem::take(&mut checked);
+        for pipeline in ctx.world.pipelines() {
             let key = key_of(&pipeline);
-            let known = checked.get(&key).filter(|(generation, when, _)| {
-                *generation == pipeline.metadata.generation && when.elapsed() < LOOK_AGAIN
+            let known = before.remove(&key).filter(|known| {
+                known.generation == pipeline.metadata.generation && known.when.elapsed() < LOOK_AGAIN
             });
-            let verdict = match known {
-                Some((_, _, verdict)) => Ok(verdict.clone()),
-                None => check(&ctx, &pipeline).await,
-            };
-            let published = match verdict {
-                Ok(verdict) => {
-                    if known.is_none() {
-                        let now = (pipeline.metadata.generation, Instant::now(), verdict.clone());
-                        checked.insert(key.clone(), now);
-                    }
-                    publish(&ctx, &pipeline, &verdict, runs.get(&key)).await
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = published {
+            if let Err(error) = keep_status(&ctx, &pipeline, known, runs.get(&key), &mut checked).await {
                 tracing::debug!(
                     pipeline = key.1,
                     error = chain(&error),
@@ -69,6 +62,25 @@ pub async fn keep_statuses(ctx: Arc<Context>) {
             () = ctx.world.pipelines_touched() => tokio::time::sleep(GATHER).await,
         }
     }
+}
+
+async fn keep_status(
+    ctx: &Context,
+    pipeline: &Pipeline,
+    known: Option<Checked>,
+    newest: Option<&Arc<PipelineRun>>,
+    checked: &mut HashMap<Key, Checked>,
+) -> Result<(), Error> {
+    let known = match known {
+        Some(known) => known,
+        None => Checked {
+            generation: pipeline.metadata.generation,
+            when: Instant::now(),
+            verdict: check(ctx, pipeline).await?,
+        },
+    };
+    let known = checked.entry(key_of(pipeline)).insert_entry(known);
+    publish(ctx, pipeline, &known.get().verdict, newest).await
 }
 
 fn count_runs(metrics: &Metrics, runs: &[Arc<PipelineRun>]) {
@@ -96,9 +108,7 @@ fn key_of(pipeline: &Pipeline) -> Key {
 fn newest_runs(runs: &[Arc<PipelineRun>]) -> HashMap<Key, Arc<PipelineRun>> {
     let mut newest: HashMap<Key, Arc<PipelineRun>> = HashMap::new();
     for run in runs {
-        let reference = &run.spec.pipeline_ref;
-        let namespace = reference.namespace.clone().or_else(|| run.namespace()).unwrap_or_default();
-        let known = newest.entry((namespace, reference.name.clone())).or_insert_with(|| Arc::clone(run));
+        let known = newest.entry(pipeline_of(run)).or_insert_with(|| Arc::clone(run));
         if run.creation_timestamp() > known.creation_timestamp() {
             *known = Arc::clone(run);
         }
@@ -107,25 +117,35 @@ fn newest_runs(runs: &[Arc<PipelineRun>]) -> HashMap<Key, Arc<PipelineRun>> {
 }
 
 async fn check(ctx: &Context, pipeline: &Pipeline) -> Result<Verdict, Error> {
-    let grants = ctx.world.grants();
+    let own = pipeline.namespace().unwrap_or_default();
+    let grants = ctx.world.grants_in(&foreign_namespaces(pipeline, &own));
     let rules = Rules { endpoints: ctx.endpoints(), grants: Some(&grants), ..Rules::default() };
     let violations: Vec<String> = pipeline.validate(&rules).iter().map(ToString::to_string).collect();
     if !violations.is_empty() {
         return Ok(Err((Reason::PipelineInvalid.into(), violations.join("; "))));
     }
-    let sink = pipeline.spec.sink.as_ref().map(|sink| &sink.bucket);
-    for bucket in std::iter::once(&pipeline.spec.source.bucket).chain(sink) {
-        if let Err(missing) = check_keys(ctx, pipeline, bucket).await? {
+    for bucket in buckets(pipeline) {
+        if let Err(missing) = check_keys(ctx, bucket, &own).await? {
             return Ok(Err(missing));
         }
     }
     Ok(Ok(()))
 }
 
-async fn check_keys(ctx: &Context, pipeline: &Pipeline, bucket: &Bucket) -> Result<Verdict, Error> {
+fn buckets(pipeline: &Pipeline) -> impl Iterator<Item = &Bucket> {
+    let sink = pipeline.spec.sink.as_ref().map(|sink| &sink.bucket);
+    std::iter::once(&pipeline.spec.source.bucket).chain(sink)
+}
+
+/// Other namespaces that a Pipeline has keys in: only their grants matter to it.
+fn foreign_namespaces(pipeline: &Pipeline, own: &str) -> Vec<String> {
+    let secrets = buckets(pipeline).filter_map(|bucket| bucket.credentials_secret.as_ref());
+    secrets.filter_map(|secret| secret.namespace.clone()).filter(|namespace| namespace != own).collect()
+}
+
+async fn check_keys(ctx: &Context, bucket: &Bucket, own: &str) -> Result<Verdict, Error> {
     let Some(reference) = &bucket.credentials_secret else { return Ok(Ok(())) };
-    let own = pipeline.namespace().unwrap_or_default();
-    let namespace = reference.namespace.as_deref().unwrap_or(&own);
+    let namespace = reference.namespace.as_deref().unwrap_or(own);
     let api: Api<Secret> = Api::namespaced(ctx.client.clone(), namespace);
     let name = &reference.name;
     let found =
@@ -218,6 +238,14 @@ mod tests {
             run("a", "2026-01-01T00:00:00Z"),
         ];
         assert_eq!(newest_runs(&runs)[&("n".to_owned(), "p".to_owned())].name_any(), "c");
+    }
+
+    #[test]
+    fn only_grants_of_namespaces_that_hold_its_keys_matter_to_a_pipeline() {
+        let bucket = |namespace: Option<&str>| json!({"bucket": {"name": "b", "credentialsSecret": {"name": "s", "namespace": namespace}}});
+        let spec = json!({"source": bucket(Some("keys")), "sink": bucket(Some("n")), "filters": []});
+        let pipeline = Pipeline::new("p", serde_json::from_value(spec).unwrap());
+        assert_eq!(foreign_namespaces(&pipeline, "n"), ["keys"]);
     }
 
     /// An alert must go away with its cause.

@@ -1,5 +1,5 @@
-//! One task per run, started when something happens to it, and ended when it needs nobody any more. A run that is slow or
-//! broken holds up nobody but itself.
+//! One task per run, started when something happens to it, and ended when there is nothing left to do. A run that is slow
+//! or broken delays only itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::error::chain;
 use crate::run;
 use crate::world::Uid;
 
-/// How often it is asked whether a deleted run is still to be removed from Valkey.
+/// How often deleted runs that are still in Valkey are removed again.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// Wakes the task of each run that something happened to.

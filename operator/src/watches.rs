@@ -1,115 +1,68 @@
-//! Follows Kubernetes: one watch per kind and namespace feeds the [`World`]. Watches break and start again by themselves.
+//! Follows Kubernetes: one watch per kind and namespace feeds the [`World`].
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use crds::v1alpha1::{Pipeline, PipelineRun, ReferenceGrant};
-use futures::{StreamExt, TryStreamExt};
+use follow::Sink;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::{DeserializeGuard, NamespaceResourceScope};
-use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::names::RUN_UID_LABEL;
-use crate::world::{Follows, Scope, World};
+use crate::world::World;
 
 /// Starts all watches. Returns once each of them has shown everything that is there.
 pub async fn start(client: &Client, namespaces: &[String], world: &Arc<World>, tasks: &mut JoinSet<()>) {
-    let scopes: Vec<Scope> = match namespaces {
+    let namespaces: Vec<Option<&str>> = match namespaces {
         [] => vec![None],
-        names => names.iter().map(|name| Some(name.as_str().into())).collect(),
+        names => names.iter().map(|name| Some(name.as_str())).collect(),
     };
-    let ours = watcher::Config::default().labels(RUN_UID_LABEL);
-    let all = watcher::Config::default();
     let (synced, mut done) = mpsc::channel::<()>(1);
-    for scope in scopes {
-        let follow =
-            Follow { client: client.clone(), scope, world: Arc::clone(world), synced: synced.clone() };
-        tasks.spawn(follow.clone().run::<Pipeline>(all.clone()));
-        tasks.spawn(follow.clone().run::<ReferenceGrant>(all.clone()));
-        tasks.spawn(follow.clone().run::<Job>(ours.clone()));
-        tasks.spawn(follow.clone().run::<Pod>(ours.clone()));
-        tasks.spawn(follow.run::<PipelineRun>(all.clone()));
+    for namespace in namespaces {
+        let watches =
+            Watches { client: client.clone(), namespace, world: Arc::clone(world), synced: synced.clone() };
+        tasks.spawn(watches.follow::<Pipeline>(None));
+        tasks.spawn(watches.follow::<ReferenceGrant>(None));
+        tasks.spawn(watches.follow::<Job>(Some(RUN_UID_LABEL)));
+        tasks.spawn(watches.follow::<Pod>(Some(RUN_UID_LABEL)));
+        tasks.spawn(watches.follow::<PipelineRun>(None));
     }
     drop(synced);
     // Each watch drops its sender after its first round.
     while done.recv().await.is_some() {}
 }
 
-#[derive(Clone)]
-struct Follow {
+/// What the watches of one namespace, or of all, share.
+struct Watches<'a> {
     client: Client,
-    scope: Scope,
+    namespace: Option<&'a str>,
     world: Arc<World>,
     synced: mpsc::Sender<()>,
 }
 
-impl Follow {
-    async fn run<K>(self, config: watcher::Config)
+impl Watches<'_> {
+    fn follow<K>(&self, labels: Option<&'static str>) -> impl Future<Output = ()> + Send + 'static + use<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
             + DeserializeOwned
-            + std::fmt::Debug
+            + Debug
             + Send
             + Sync
             + 'static,
-        World: Follows<K>,
+        World: Sink<K>,
     {
-        let Self { client, scope, world, synced } = self;
-        let kind = K::kind(&());
-        let api: Api<DeserializeGuard<K>> = match &scope {
+        let client = self.client.clone();
+        let api: Api<DeserializeGuard<K>> = match self.namespace {
             None => Api::all(client),
             Some(namespace) => Api::namespaced(client, namespace),
         };
-        let mut synced = Some(synced);
-        let mut events = watch(api, config).default_backoff().into_stream().boxed();
-        loop {
-            match events.try_next().await {
-                Ok(Some(event)) => {
-                    let ended = matches!(event, Event::InitDone);
-                    hand_over(&world, &scope, event);
-                    if ended {
-                        synced.take();
-                    }
-                }
-                Ok(None) => return,
-                // The stream waits and goes on by itself.
-                Err(error) => tracing::warn!(kind = %kind, error = crate::chain(&error), "a watch broke"),
-            }
-        }
-    }
-}
-
-fn hand_over<K>(world: &World, scope: &Scope, event: Event<DeserializeGuard<K>>)
-where
-    K: Resource<DynamicType = ()>,
-    World: Follows<K>,
-{
-    let readable = |object: DeserializeGuard<K>| match object.0 {
-        Ok(object) => Some(object),
-        Err(error) => {
-            let (namespace, name) = (error.metadata.namespace, error.metadata.name);
-            tracing::warn!(kind = %K::kind(&()), namespace, name, error = error.error, "an object cannot be read");
-            None
-        }
-    };
-    match event {
-        Event::Init => world.begin(scope),
-        Event::InitApply(object) | Event::Apply(object) => {
-            if let Some(object) = readable(object) {
-                world.put(scope, object);
-            }
-        }
-        Event::Delete(object) => {
-            if let Some(object) = readable(object) {
-                world.remove(object);
-            }
-        }
-        Event::InitDone => world.end(scope),
+        let (world, synced) = (Arc::clone(&self.world), self.synced.clone());
+        follow::objects(api, labels, world, move || drop(synced))
     }
 }

@@ -19,7 +19,7 @@ pub mod world;
 use std::net::TcpListener;
 use std::sync::Arc;
 
-use kube::Client;
+use kube::{Client, Config};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
@@ -46,6 +46,9 @@ pub enum Error {
     #[error("read --log {0:?}: {1}")]
     Log(String, #[source] tracing_subscriber::filter::ParseError),
     /// There is no way to the API server.
+    #[error("find the API server: {0}")]
+    Config(#[source] kube::config::InferConfigError),
+    /// The client cannot be made.
     #[error("connect to the API server: {0}")]
     Client(#[source] Box<kube::Error>),
     /// An address cannot be listened on.
@@ -65,21 +68,23 @@ pub enum Error {
     Serve(#[source] std::io::Error),
 }
 
-/// Serves until it is told to stop.
+/// Serves until a signal stops it.
 pub async fn run(args: Args) -> Result<(), Error> {
     let filter = EnvFilter::try_new(&args.log).map_err(|error| Error::Log(args.log.clone(), error))?;
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let log =
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr);
-    // A second subscriber is refused, which is fine: somebody logs already.
+    // A second subscriber is refused, which is fine: the first one logs.
     let _ = if args.log_json { log.json().try_init() } else { log.try_init() };
 
-    let client = Client::try_default().await.map_err(|error| Error::Client(Box::new(error)))?;
+    let mut config = Config::infer().await.map_err(Error::Config)?;
+    follow::notice_silence(&mut config);
+    let client = Client::try_from(config).map_err(|error| Error::Client(Box::new(error)))?;
     let (world, metrics) = (Arc::new(World::default()), Arc::new(Metrics::default()));
     let health = Health::waiting_for(watch::KINDS.into_iter().chain([CERTIFICATE]));
     let listen = |address| TcpListener::bind(address).map_err(|error| Error::Listen(address, error));
     let health_router = server::health_router(Arc::clone(&metrics), health.clone());
-    // First, so that somebody who waits for readiness is told what is missing.
+    // First, so that `/readyz` says what is missing from the start.
     let probes = Server::start(listen(args.health_listen)?, None, health_router).map_err(Error::Serve)?;
 
     let certificates = keep_certificates(&args, &client, &health, &metrics).await?;

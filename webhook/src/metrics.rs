@@ -188,18 +188,15 @@ impl Metrics {
         set("broken", broken);
     }
 
-    /// A watch brought news, or broke, which is no news: what is known is as old as it was.
-    pub fn watched<T, E>(&self, kind: &'static str, event: &Result<T, E>) {
-        let labels = WatchLabels { kind };
-        match event {
-            Ok(_) => {
-                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                self.watch.get_or_create(&labels).set(now.as_secs_f64());
-            }
-            Err(_) => {
-                self.watch_errors.get_or_create(&labels).inc();
-            }
-        }
+    /// A watch has brought something.
+    pub fn watch_news(&self, kind: &'static str) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.watch.get_or_create(&WatchLabels { kind }).set(now.as_secs_f64());
+    }
+
+    /// A watch broke.
+    pub fn watch_broke(&self, kind: &'static str) {
+        self.watch_errors.get_or_create(&WatchLabels { kind }).inc();
     }
 
     /// The serving certificate expires then.
@@ -223,11 +220,11 @@ mod tests {
     #[test]
     fn a_watch_that_breaks_brings_no_news() {
         let metrics = Metrics::default();
-        metrics.watched("runs", &Err::<(), _>("gone"));
+        metrics.watch_broke("runs");
         let text = metrics.text();
         assert!(text.contains("watch_errors_total{kind=\"runs\"} 1"), "{text}");
         assert!(!text.contains("watch_news_timestamp_seconds{"), "{text}");
-        metrics.watched("runs", &Ok::<_, ()>(()));
+        metrics.watch_news("runs");
         assert!(metrics.text().contains("watch_news_timestamp_seconds{kind=\"runs\"}"));
     }
 }

@@ -1,18 +1,15 @@
-//! Keeps the [`World`] up to date: one watch per kind, each in a task of its own. A watch that breaks is started again
-//! with back-off, and what was known stays in use meanwhile.
+//! Keeps the [`World`] up to date: one watch per kind, each in a task of its own.
 
-use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use crds::policy::{Policy, PolicySet};
 use crds::v1alpha1::{Pipeline, PipelinePolicy, PipelinePolicyStatus, PipelineRun, ReferenceGrant};
-use futures::{Stream, StreamExt};
+use follow::{Listed, Sink};
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{ApiResource, DynamicObject};
-use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
@@ -52,179 +49,188 @@ pub struct Compiled {
 impl Watches {
     /// Starts all of them. Policies that were compiled go to `compiled`, for their status.
     pub fn start(&self, compiled: mpsc::UnboundedSender<Compiled>) {
-        let this = self.clone();
-        tokio::spawn(async move { this.policies(compiled).await });
-        let this = self.clone();
-        tokio::spawn(async move {
-            let api = this.objects::<Pipeline>();
-            this.follow("pipelines", api, |world, change| {
-                let mut index = world.write();
-                match change {
-                    Change::All(all) => {
-                        index.pipelines = all.into_iter().filter_map(known_pipeline).collect()
-                    }
-                    Change::Set(object) => index.pipelines.extend(known_pipeline(object)),
-                    Change::Gone(object) => drop(index.pipelines.remove(&key(&object))),
-                }
-            })
-            .await;
-        });
-        let this = self.clone();
-        tokio::spawn(async move {
-            let api = this.objects::<PipelineRun>();
-            this.follow("runs", api, |world, change| {
-                let mut index = world.write();
-                match change {
-                    Change::All(all) => {
-                        index.clear_runs();
-                        all.into_iter().filter_map(typed).for_each(|run| index.set_run(&run));
-                    }
-                    Change::Set(object) => typed(object).iter().for_each(|run| index.set_run(run)),
-                    Change::Gone(object) => index.remove_run(&key(&object)),
-                }
-            })
-            .await;
-        });
-        let this = self.clone();
-        tokio::spawn(async move {
-            let api = this.objects::<ReferenceGrant>();
-            let grant = |object: DynamicObject| Some((key(&object), typed(object)?));
-            this.follow("grants", api, move |world, change| {
-                let mut index = world.write();
-                match change {
-                    Change::All(all) => index.grants = all.into_iter().filter_map(grant).collect(),
-                    // A grant that cannot be read permits nothing.
-                    Change::Set(object) => {
-                        index.grants.remove(&key(&object));
-                        index.grants.extend(grant(object));
-                    }
-                    Change::Gone(object) => drop(index.grants.remove(&key(&object))),
-                }
-            })
-            .await;
-        });
-        let this = self.clone();
-        tokio::spawn(async move {
-            let api: Api<PartialObjectMeta<Namespace>> = Api::all(this.client.clone());
-            this.follow("namespaces", api, |world, change| {
-                let mut index = world.write();
-                match change {
-                    Change::All(all) => {
-                        index.namespaces = all.iter().map(known_namespace).collect::<HashMap<_, _>>()
-                    }
-                    Change::Set(object) => index.namespaces.extend([known_namespace(&object)]),
-                    Change::Gone(object) => drop(index.namespaces.remove(&object.name_any())),
-                }
-            })
-            .await;
-        });
+        let Self { client, world, metrics, .. } = self;
+        let policies = Policies { world: Arc::clone(world), compiled, metrics: Arc::clone(metrics) };
+        let stored = Api::all_with(client.clone(), &ApiResource::erase::<PipelinePolicy>(&()));
+        self.follow::<DynamicObject>("policies", stored, policies);
+        let stored = Api::all_with(client.clone(), &ApiResource::erase::<Pipeline>(&()));
+        self.follow::<DynamicObject>("pipelines", stored, Pipelines(Arc::clone(world)));
+        self.follow::<PipelineRun>("runs", Api::all(client.clone()), Arc::clone(world));
+        self.follow::<ReferenceGrant>("grants", Api::all(client.clone()), Arc::clone(world));
+        let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
+        let (sink, synced) = self.counted("namespaces", Arc::clone(world));
+        tokio::spawn(follow::metadata(namespaces, None, sink, synced));
     }
 
-    /// Objects as they are: one that does not fit its type must not stop the watch for all.
-    fn objects<K: Resource<DynamicType = ()>>(&self) -> Api<DynamicObject> {
-        Api::all_with(self.client.clone(), &ApiResource::erase::<K>(&()))
-    }
-
-    async fn policies(self, compiled: mpsc::UnboundedSender<Compiled>) {
-        let (metrics, api) = (Arc::clone(&self.metrics), self.objects::<PipelinePolicy>());
-        self.follow("policies", api, move |world, change| {
-            let known = world.policies();
-            let compile = |object: DynamicObject| {
-                let found = known_or_compiled(&known, &object);
-                let policy = Arc::clone(&found.policy);
-                // Nobody listens where no status is written; that is fine.
-                let _ = compiled.send(found);
-                policy
-            };
-            match change {
-                Change::All(all) => {
-                    let set: PolicySet = all.into_iter().map(compile).collect();
-                    world.write().policies = Arc::new(set);
-                }
-                Change::Set(object) => {
-                    // Compiled before the lock is taken: requests must not wait for it.
-                    let policy = compile(object);
-                    world.write().set_policy(policy);
-                }
-                Change::Gone(object) => Arc::make_mut(&mut world.write().policies).remove(&object.name_any()),
-            }
-            let policies = world.policies();
-            let broken = policies.iter().filter(|policy| !policy.problems().is_empty()).count();
-            metrics.policies_known(policies.iter().count() - broken, broken);
-        })
-        .await;
-    }
-
-    async fn follow<K>(&self, kind: &'static str, api: Api<K>, mut change: impl FnMut(&World, Change<K>))
+    fn follow<K>(&self, kind: &'static str, api: Api<DeserializeGuard<K>>, sink: impl Sink<K> + 'static)
     where
-        Api<K>: Watched<K>,
-        K: Resource + Clone + Debug + Send + 'static,
+        K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     {
-        let mut events = Box::pin(api.events());
-        let mut listed = Vec::new();
-        while let Some(event) = events.next().await {
-            self.metrics.watched(kind, &event);
-            match event {
-                Ok(Event::Init) => listed = Vec::new(),
-                Ok(Event::InitApply(object)) => listed.push(object),
-                Ok(Event::InitDone) => {
-                    info!(kind, objects = listed.len(), "watching");
-                    change(&self.world, Change::All(std::mem::take(&mut listed)));
-                    self.health.have(kind);
-                }
-                Ok(Event::Apply(object)) => change(&self.world, Change::Set(object)),
-                Ok(Event::Delete(object)) => change(&self.world, Change::Gone(object)),
-                Err(error) => warn!(kind, %error, "the watch broke, and is started again"),
-            }
+        let (sink, synced) = self.counted(kind, sink);
+        tokio::spawn(follow::objects(api, None, sink, synced));
+    }
+
+    fn counted<S>(&self, kind: &'static str, sink: S) -> (Counted<S>, impl FnOnce() + Send + use<S>) {
+        let health = self.health.clone();
+        (Counted { kind, metrics: Arc::clone(&self.metrics), sink }, move || health.have(kind))
+    }
+}
+
+/// Counts what goes to another sink.
+struct Counted<S> {
+    kind: &'static str,
+    metrics: Arc<Metrics>,
+    sink: S,
+}
+
+impl<K, S: Sink<K>> Sink<K> for Counted<S> {
+    fn put(&self, object: K) {
+        self.metrics.watch_news(self.kind);
+        self.sink.put(object);
+    }
+
+    fn remove(&self, object: K) {
+        self.metrics.watch_news(self.kind);
+        self.sink.remove(object);
+    }
+
+    fn listed(&self, listed: &Listed) {
+        self.metrics.watch_news(self.kind);
+        info!(kind = self.kind, objects = listed.len(), "watching");
+        self.sink.listed(listed);
+    }
+
+    fn unreadable(&self, object: &ObjectMeta) {
+        self.metrics.watch_news(self.kind);
+        self.sink.unreadable(object);
+    }
+
+    fn broke(&self) {
+        self.metrics.watch_broke(self.kind);
+        self.sink.broke();
+    }
+}
+
+fn key(object: &ObjectMeta) -> Key {
+    (object.namespace.clone().unwrap_or_default(), object.name.clone().unwrap_or_default())
+}
+
+fn lacks(listed: &Listed, (namespace, name): &Key) -> bool {
+    listed.lacks_name(Some(namespace), name)
+}
+
+impl Sink<PipelineRun> for World {
+    fn put(&self, run: PipelineRun) {
+        self.write().set_run(&run);
+    }
+
+    fn remove(&self, run: PipelineRun) {
+        self.write().remove_run(&key(&run.metadata));
+    }
+
+    fn listed(&self, listed: &Listed) {
+        let mut index = self.write();
+        let gone: Vec<Key> = index.runs.keys().filter(|key| lacks(listed, key)).cloned().collect();
+        gone.iter().for_each(|key| index.remove_run(key));
+    }
+}
+
+impl Sink<ReferenceGrant> for World {
+    fn put(&self, grant: ReferenceGrant) {
+        self.write().grants.insert(key(&grant.metadata), grant);
+    }
+
+    fn remove(&self, grant: ReferenceGrant) {
+        self.write().grants.remove(&key(&grant.metadata));
+    }
+
+    fn listed(&self, listed: &Listed) {
+        self.write().grants.retain(|key, _| !lacks(listed, key));
+    }
+
+    /// A grant that cannot be read permits nothing.
+    fn unreadable(&self, grant: &ObjectMeta) {
+        self.write().grants.remove(&key(grant));
+    }
+}
+
+impl Sink<PartialObjectMeta<Namespace>> for World {
+    fn put(&self, namespace: PartialObjectMeta<Namespace>) {
+        let name = namespace.name_any();
+        let (labels, annotations) = (namespace.labels().clone(), namespace.annotations().clone());
+        let known = KnownNamespace::new(&name, labels, annotations);
+        self.write().namespaces.insert(name, Arc::new(known));
+    }
+
+    fn remove(&self, namespace: PartialObjectMeta<Namespace>) {
+        self.write().namespaces.remove(&namespace.name_any());
+    }
+
+    fn listed(&self, listed: &Listed) {
+        self.write().namespaces.retain(|name, _| !listed.lacks_name(None, name));
+    }
+}
+
+/// Pipelines as they are stored: policies judge them as JSON.
+struct Pipelines(Arc<World>);
+
+impl Sink<DynamicObject> for Pipelines {
+    fn put(&self, object: DynamicObject) {
+        let key = key(&object.metadata);
+        let known = serde_json::to_value(object).ok().and_then(KnownPipeline::read);
+        self.0.write().pipelines.extend(known.map(|known| (key, Arc::new(known))));
+    }
+
+    fn remove(&self, object: DynamicObject) {
+        self.0.write().pipelines.remove(&key(&object.metadata));
+    }
+
+    fn listed(&self, listed: &Listed) {
+        self.0.write().pipelines.retain(|key, _| !lacks(listed, key));
+    }
+}
+
+/// Policies, also those that cannot be read: they deny what they select.
+struct Policies {
+    world: Arc<World>,
+    compiled: mpsc::UnboundedSender<Compiled>,
+    metrics: Arc<Metrics>,
+}
+
+impl Policies {
+    fn count(&self) {
+        let policies = self.world.policies();
+        let broken = policies.iter().filter(|policy| !policy.problems().is_empty()).count();
+        self.metrics.policies_known(policies.iter().count() - broken, broken);
+    }
+}
+
+impl Sink<DynamicObject> for Policies {
+    fn put(&self, object: DynamicObject) {
+        // Compiled before the lock is taken: requests must not wait for it.
+        let found = known_or_compiled(&self.world.policies(), &object);
+        self.world.write().set_policy(Arc::clone(&found.policy));
+        // No receiver where no status is written.
+        let _ = self.compiled.send(found);
+        self.count();
+    }
+
+    fn remove(&self, object: DynamicObject) {
+        Arc::make_mut(&mut self.world.write().policies).remove(&object.name_any());
+        self.count();
+    }
+
+    fn listed(&self, listed: &Listed) {
+        let known = self.world.policies();
+        let gone = known.iter().filter(|policy| listed.lacks_name(None, policy.name()));
+        let gone: Vec<String> = gone.map(|policy| policy.name().to_owned()).collect();
+        if !gone.is_empty() {
+            let mut index = self.world.write();
+            let policies = Arc::make_mut(&mut index.policies);
+            gone.iter().for_each(|name| policies.remove(name));
         }
+        self.count();
     }
-}
-
-/// What a watch brings.
-enum Change<K> {
-    All(Vec<K>),
-    Set(K),
-    Gone(K),
-}
-
-/// Both forms of a watch behind one name: of whole objects, and of their metadata.
-trait Watched<K> {
-    fn events(self) -> impl Stream<Item = Result<Event<K>, watcher::Error>> + Send;
-}
-
-impl Watched<DynamicObject> for Api<DynamicObject> {
-    fn events(self) -> impl Stream<Item = Result<Event<DynamicObject>, watcher::Error>> + Send {
-        watcher(self, watcher::Config::default()).default_backoff()
-    }
-}
-
-impl Watched<PartialObjectMeta<Namespace>> for Api<PartialObjectMeta<Namespace>> {
-    fn events(
-        self,
-    ) -> impl Stream<Item = Result<Event<PartialObjectMeta<Namespace>>, watcher::Error>> + Send {
-        watcher(self, watcher::Config::default()).default_backoff()
-    }
-}
-
-fn key<K: ResourceExt>(object: &K) -> Key {
-    (object.namespace().unwrap_or_default(), object.name_any())
-}
-
-fn typed<T: DeserializeOwned>(object: DynamicObject) -> Option<T> {
-    serde_json::from_value(serde_json::to_value(object).ok()?).ok()
-}
-
-fn known_pipeline(object: DynamicObject) -> Option<(Key, Arc<KnownPipeline>)> {
-    let key = key(&object);
-    let known = KnownPipeline::read(serde_json::to_value(object).ok()?)?;
-    Some((key, Arc::new(known)))
-}
-
-fn known_namespace(object: &PartialObjectMeta<Namespace>) -> (String, Arc<KnownNamespace>) {
-    let name = object.name_any();
-    let copy = |map: &BTreeMap<String, String>| map.clone();
-    let known = KnownNamespace::new(&name, copy(object.labels()), copy(object.annotations()));
-    (name, Arc::new(known))
 }
 
 /// A status write is a change too, and no reason to compile anything. What could not be compiled is tried again: there may

@@ -4,6 +4,7 @@
 //! No client here: `watch.rs` fills it, tests fill it directly, and requests read it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -52,9 +53,11 @@ pub struct Index {
     pub policies: Arc<PolicySet>,
     /// Pipelines, typed for the rules and as JSON for the policies.
     pub pipelines: HashMap<Key, Arc<KnownPipeline>>,
-    /// Runs.
-    pub runs: HashMap<Key, KnownRun>,
+    /// Runs, in the order of their namespaces.
+    pub runs: BTreeMap<Key, KnownRun>,
     run_ids: HashMap<String, BTreeSet<Key>>,
+    /// Runs that are not finished, by the Pipeline that they refer to.
+    active_of: HashMap<Key, BTreeSet<Key>>,
     /// Grants.
     pub grants: BTreeMap<Key, ReferenceGrant>,
     /// Namespaces.
@@ -174,8 +177,7 @@ impl World {
         let turn = own.map_or(u64::MAX, |own| own.number);
         let other = |key: &Key| key.0 == *namespace && key.1 != *name;
         index
-            .runs
-            .iter()
+            .runs_in(namespace)
             .filter(|(key, run)| other(key) && !run.finished)
             .for_each(|(_, run)| add(run.parallelism));
         for Reservation { holder, number, parallelism, since } in reserved.of.values() {
@@ -203,24 +205,25 @@ impl Index {
         if let Some(run_id) = &known.run_id {
             self.run_ids.entry(run_id.clone()).or_default().insert(key.clone());
         }
+        if !known.finished {
+            self.active_of.entry(known.pipeline_key(&key)).or_default().insert(key.clone());
+        }
         self.runs.insert(key, known);
     }
 
     /// Removes a run.
     pub fn remove_run(&mut self, key: &Key) {
-        let Some(run_id) = self.runs.remove(key).and_then(|run| run.run_id) else { return };
-        if let Some(keys) = self.run_ids.get_mut(&run_id) {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.run_ids.remove(&run_id);
-            }
+        let Some(run) = self.runs.remove(key) else { return };
+        forget(&mut self.active_of, &run.pipeline_key(key), key);
+        if let Some(run_id) = &run.run_id {
+            forget(&mut self.run_ids, run_id, key);
         }
     }
 
-    /// Forgets all runs.
-    pub fn clear_runs(&mut self) {
-        self.runs.clear();
-        self.run_ids.clear();
+    /// The runs of a namespace.
+    fn runs_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = (&'a Key, &'a KnownRun)> {
+        let here = self.runs.range((namespace.to_owned(), String::new())..);
+        here.take_while(move |((of, _), _)| of == namespace)
     }
 
     /// The grants of a namespace.
@@ -230,12 +233,18 @@ impl Index {
     }
 
     /// Runs that are not finished and refer to this Pipeline.
-    pub fn active_runs<'a>(&'a self, pipeline: &'a Key) -> impl Iterator<Item = &'a Key> {
-        let refers = move |(key, run): &(&'a Key, &KnownRun)| {
-            let namespace = run.pipeline.namespace.as_ref().unwrap_or(&key.0);
-            !run.finished && run.pipeline.name == pipeline.1 && *namespace == pipeline.0
-        };
-        self.runs.iter().filter(refers).map(|(key, _)| key)
+    pub fn active_runs(&self, pipeline: &Key) -> impl Iterator<Item = &Key> {
+        self.active_of.get(pipeline).into_iter().flatten()
+    }
+}
+
+/// Takes a run out of an index.
+fn forget<I: Eq + Hash>(index: &mut HashMap<I, BTreeSet<Key>>, id: &I, run: &Key) {
+    if let Some(runs) = index.get_mut(id) {
+        runs.remove(run);
+        if runs.is_empty() {
+            index.remove(id);
+        }
     }
 }
 
@@ -260,6 +269,11 @@ impl KnownRun {
             parallelism: parallelism(run),
             finished: matches!(phase, Some(Phase::Succeeded | Phase::Failed)),
         }
+    }
+
+    /// The Pipeline that it refers to.
+    fn pipeline_key(&self, own: &Key) -> Key {
+        (self.pipeline.namespace.clone().unwrap_or_else(|| own.0.clone()), self.pipeline.name.clone())
     }
 }
 
@@ -381,5 +395,19 @@ mod tests {
         index.set_run(&run("c", None, "Failed"));
         assert_eq!(index.active_runs(&key("p")).collect::<Vec<_>>(), [&key("a")]);
         assert_eq!(index.active_runs(&key("q")).count(), 0);
+        index.set_run(&run("a", None, "Succeeded"));
+        assert!(index.active_of.is_empty(), "what is empty is not kept");
+    }
+
+    #[test]
+    fn a_request_reads_the_runs_of_its_namespace_only() {
+        let mut index = Index::default();
+        for (namespace, name) in [("team", "x"), ("team-a", "x"), ("team-a", "y"), ("team-b", "x")] {
+            let mut run = run(name, None, "Running");
+            run.metadata.namespace = Some(namespace.to_owned());
+            index.set_run(&run);
+        }
+        let read: Vec<&Key> = index.runs_in("team-a").map(|(key, _)| key).collect();
+        assert_eq!(read, [&key("x"), &key("y")]);
     }
 }

@@ -50,7 +50,7 @@ const RETRY_FIRST: Duration = Duration::from_millis(500);
 pub async fn drive(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
     let mut memory = Memory::default();
     loop {
-        let Ok(permit) = ctx.passes.acquire().await else { return };
+        let permit = ctx.passes.acquire(&ctx.world.namespace(&uid)).await;
         let started = Instant::now();
         let passed = tokio::time::timeout(PASS_MAX, one_pass(&ctx, &uid, &mut memory)).await;
         drop(permit);

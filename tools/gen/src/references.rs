@@ -108,8 +108,8 @@ fn touched() -> webhook::metrics::Metrics {
     metrics.rule_broken("rule");
     metrics.policy_broken("policy", "rule", PolicyAction::Deny);
     metrics.policies_known(1, 0);
-    metrics.watched("Pipeline", &Ok::<_, ()>(()));
-    metrics.watched("Pipeline", &Err::<(), _>(()));
+    metrics.watch_news("Pipeline");
+    metrics.watch_broke("Pipeline");
     metrics
 }
 
