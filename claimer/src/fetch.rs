@@ -11,11 +11,12 @@ use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::ChecksumMode;
 use aws_smithy_checksums::body::validate::Error as ChecksumError;
 use futures::{StreamExt, TryStreamExt, stream};
+use protocol::Exit;
 use queue::File;
 use storage::{BACKOFF, Bucket, StorageError, chain, has};
 
 use crate::backoff::Backoff;
-use crate::exit::{Exit, shortened};
+use crate::exit::{self, shortened};
 use crate::verify::{BUFFER_BYTES, Expected, bare};
 use crate::workspace::WorkspaceError;
 
@@ -54,7 +55,7 @@ impl FetchError {
 impl FetchFailed {
     pub(crate) fn exit(&self) -> Exit {
         match &self.source {
-            FetchError::Storage(error) => Exit::of_storage(error),
+            FetchError::Storage(error) => exit::of_storage(error),
             FetchError::Changed(_) => Exit::ObjectChanged,
             FetchError::Truncated { .. } => Exit::ObjectTruncated,
             FetchError::Local(error) => error.exit(),

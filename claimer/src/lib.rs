@@ -2,7 +2,7 @@
 //! a pipeline with a sink it publishes the results.
 //!
 //! It never talks to Kubernetes and never acknowledges a file: how an attempt ended is for the operator to see, in the
-//! exit code ([`Exit`]) and in the one line it leaves as the termination message.
+//! exit code ([`protocol::Exit`]) and in the one line it leaves as the termination message.
 
 pub mod args;
 mod backoff;
@@ -20,8 +20,6 @@ use std::ffi::OsString;
 use std::time::Instant;
 
 use tokio::signal::unix::{SignalKind, signal};
-
-pub use exit::Exit;
 
 use args::{ClaimSettings, Command, Parsed};
 use exit::Failure;

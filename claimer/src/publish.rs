@@ -2,9 +2,10 @@
 //! a retry overwrites what a failed one left. It deletes nothing.
 
 use futures::{StreamExt, TryStreamExt, stream};
+use protocol::Exit;
 
 use crate::args::PublishSettings;
-use crate::exit::{Exit, shortened};
+use crate::exit::{self, shortened};
 use crate::upload::{Target, UploadError};
 use crate::walk::{WalkError, walk};
 use crate::workspace::{Workspace, WorkspaceError};
@@ -37,7 +38,7 @@ impl PublishError {
             Self::Source(error) => error.exit(),
             Self::Prefix { .. } => Exit::BadSettings,
             Self::Nothing { .. } => Exit::NothingToPublish,
-            Self::Walk(WalkError::Io { source, .. }) => Exit::of_io(source),
+            Self::Walk(WalkError::Io { source, .. }) => exit::of_io(source),
             Self::Walk(WalkError::Refused { .. }) | Self::Name { .. } => Exit::PublishIncomplete,
             Self::Upload { source, .. } => source.exit(),
         }

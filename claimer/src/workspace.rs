@@ -5,7 +5,9 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::exit::Exit;
+use protocol::Exit;
+
+use crate::exit;
 
 /// `/ws`.
 pub(crate) struct Workspace {
@@ -24,7 +26,7 @@ pub(crate) struct WorkspaceError {
 
 impl WorkspaceError {
     pub(crate) fn exit(&self) -> Exit {
-        Exit::of_io(&self.source)
+        exit::of_io(&self.source)
     }
 
     /// For `map_err`.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
-
-use crate::names::CLAIMER;
+use protocol::Exit;
+use protocol::container::CLAIMER;
 
 /// A worker pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,8 +151,7 @@ impl WorkerPod {
             _ if self.deleting.is_some() => false,
             Stage::Failed(Failed { container: None, .. }) => true,
             Stage::Failed(Failed { container: Some(container), exit_code, .. }) => {
-                // Exit codes of docs/claimer.md that come after a claim only: a workspace can be full before.
-                container == CLAIMER && !matches!(exit_code, Some(14..=17 | 20 | 21 | 24))
+                container == CLAIMER && !exit_code.and_then(Exit::from_code).is_some_and(Exit::is_after_claim)
             }
             Stage::Unschedulable(_)
             | Stage::Starting

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crds::run_id::RunId;
+use protocol::RunId;
 use queue::{File, Opened, Page, RunQueue, WorkerUser};
 use tempfile::TempDir;
 use tests::s3::{ACCESS_KEY, SECRET_KEY, TestS3, escape};

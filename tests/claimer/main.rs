@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod claim;
+mod dependencies;
 mod endpoints;
 mod faults;
 mod fetch;

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use crds::run_id::RunId;
 use crds::v1alpha1::{Phase, PipelineRun};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt};
+use protocol::RunId;
 use queue::{Closed, Ending, Finished, RunQueue, WorkerUser};
 
 use super::build::owner;

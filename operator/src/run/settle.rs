@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt};
+use protocol::container::CLAIMER;
 use queue::{EntryId, Failure, Fate, RunQueue, Settlement, Verdict};
 
 use super::build::owner;
@@ -19,7 +20,6 @@ use super::{RESYNC, verdict};
 use crate::context::Context;
 use crate::error::Error;
 use crate::metrics::Outcome;
-use crate::names::CLAIMER;
 use crate::pods::{Stage, WorkerPod};
 
 /// How much longer than its grace period a pod may take to go before its node counts as lost.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::rules::{Context as Rules, Rule, Validate, Violation};
-use crds::run_id::RunId;
 use crds::v1alpha1::{Bucket, Pipeline, PipelineRun};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
+use protocol::RunId;
+use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
 use queue::{Finished, Opened, RunQueue, WorkerUser};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -32,7 +33,7 @@ const STORAGE_PATIENCE: (Duration, u32) = (Duration::from_secs(30), 6);
 /// The runId, from the run's own keys or from its name.
 pub fn run_id(run: &PipelineRun) -> Result<RunId, Stop> {
     let id = match &run.spec.queue {
-        Some(keys) => RunId::from_keys(keys),
+        Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()),
         None => RunId::derive(&run.namespace().unwrap_or_default(), &run.name_any()),
     };
     id.map_err(|error| Reason::InvalidSpec.because(error.to_string()).into())
@@ -163,7 +164,7 @@ fn keys(wanted: &Credentials, found: &Secret) -> Result<Keys, Stop> {
             Stop::from(Reason::CredentialsInvalid.because(message))
         })
     };
-    Ok(Keys { id: text(secret::ACCESS_KEY_ID)?.into(), secret: text(secret::SECRET_ACCESS_KEY)?.into() })
+    Ok(Keys { id: text(ACCESS_KEY_ID)?.into(), secret: text(SECRET_ACCESS_KEY)?.into() })
 }
 
 /// Checked in every pass, and before anything is read: a grant that was taken back does not last.

@@ -9,12 +9,13 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
+use protocol::container::CLAIMER;
 
 use super::build::job;
 use super::memory::Memory;
 use crate::context::Context;
 use crate::error::{Error, Obstacle, Reason, is_refusal, refused};
-use crate::names::{self, CLAIMER};
+use crate::names;
 use crate::pods::{Failed, Stage, WorkerPod};
 
 /// Requests at once, and the most pods that one pass creates, or removes because they are settled: those that end meanwhile are
