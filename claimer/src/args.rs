@@ -30,7 +30,7 @@ pub enum Command {
 /// What the command line asks for.
 #[derive(Debug)]
 pub enum Parsed {
-    /// Do this; failures go into the file.
+    /// Do this; the report goes into the file.
     Run(Command, PathBuf),
     /// Print this: help or version.
     Print(String),
@@ -66,7 +66,7 @@ pub struct PublishSettings {
     pub workspace: PathBuf,
 }
 
-/// Where kubelet looks for the reason of a failure.
+/// Where kubelet looks for the termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
 /// Claims one file of a run and fetches it (claim), or uploads the results (publish). Without a command it claims.
@@ -78,7 +78,7 @@ struct Cli {
     /// Folder that the containers of the pod share
     #[arg(long, env = env::WORKSPACE, default_value = "/ws", global = true)]
     workspace: PathBuf,
-    /// Where the one-line reason of a failure is written, if the file exists
+    /// Where the one-line report is written at the end, if the file exists
     #[arg(long, env = env::TERMINATION_LOG, default_value = TERMINATION_LOG, global = true)]
     termination_log: PathBuf,
 }

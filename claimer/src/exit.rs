@@ -1,12 +1,8 @@
 //! How the process ends: an exit code per class of failure, and one line that says what and why. The operator reads both
 //! from the pod; docs/claimer.md lists them.
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::Path;
-
 use protocol::Exit;
-use storage::{StorageError, chain};
+use storage::StorageError;
 
 use crate::args::SettingsError;
 use crate::claim::ClaimError;
@@ -69,21 +65,6 @@ impl Failure {
     }
 }
 
-/// Longest termination message: a pod's status keeps 4 KiB per container, and a run keeps only the start of it.
-const MESSAGE_BYTES_MAX: usize = 1_024;
-
-/// Says what failed, on standard error and in the termination log; returns the exit code.
-pub(crate) fn report(failure: &Failure, log: &Path) -> i32 {
-    let exit = failure.exit();
-    let line = one_line(&format!("{}: {}", exit.as_ref(), chain(failure)));
-    eprintln!("{line}");
-    // Never created: outside of a pod there is none, and then nobody reads it.
-    if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(log) {
-        let _ = file.write_all(line.as_bytes());
-    }
-    exit.code()
-}
-
 /// Longest name of an object in a message: a key may have 1,024 bytes, and the reason comes after it.
 const NAME_BYTES_MAX: usize = 256;
 
@@ -96,30 +77,9 @@ pub(crate) fn shortened(name: &str) -> String {
     format!("{start}…{}", &end[end.ceil_char_boundary(end.len() - NAME_BYTES_MAX / 2)..])
 }
 
-/// Without control characters, which keys may contain, and not too long.
-fn one_line(text: &str) -> String {
-    let mut line: String = text
-        .chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
-        .collect();
-    if line.len() > MESSAGE_BYTES_MAX {
-        let end = line.floor_char_boundary(MESSAGE_BYTES_MAX - '…'.len_utf8());
-        line.truncate(end);
-        line.push('…');
-    }
-    line
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_message_is_one_line_of_bounded_length() {
-        let line = one_line(&format!("a\nb\r\u{0}{}", "ü".repeat(2_000)));
-        assert!(line.starts_with("a\\nb\\r\\u{0}ü") && line.ends_with('…'));
-        assert!(line.len() <= MESSAGE_BYTES_MAX);
-    }
 
     #[test]
     fn a_long_name_keeps_both_its_ends() {

@@ -6,6 +6,7 @@ use protocol::Exit;
 
 use crate::args::PublishSettings;
 use crate::exit::{self, shortened};
+use crate::progress::Progress;
 use crate::upload::{Target, UploadError};
 use crate::walk::{WalkError, walk};
 use crate::workspace::{Workspace, WorkspaceError};
@@ -45,17 +46,18 @@ impl PublishError {
     }
 }
 
-/// Uploads the results, and returns only when all of them are there.
-pub(crate) async fn publish(settings: &PublishSettings) -> Result<(), PublishError> {
+/// Uploads the results, and returns only when all of them are there: the key of the last one.
+pub(crate) async fn publish(settings: &PublishSettings, progress: &Progress) -> Result<String, PublishError> {
     let workspace = Workspace::new(&settings.workspace);
+    progress.publishing(workspace.attempt_number());
     let key = workspace.source_key(&settings.source_bucket)?;
     let folder = workspace.results(&settings.from);
     let prefix = target_prefix(settings, &key)?;
     // A filter that wrote nothing need not have made the folder.
     let results = if folder.exists() { walk(&folder)? } else { Vec::new() };
-    if results.is_empty() {
+    let Some(last) = results.last() else {
         return Err(PublishError::Nothing { folder: folder.display().to_string() });
-    }
+    };
     // Before anything is sent: a name that cannot be is not worth half an upload.
     if let Some(long) = results.iter().find(|found| prefix.len() + found.name.len() > KEY_BYTES_MAX) {
         return Err(PublishError::Name { key: shortened(&format!("{prefix}{}", long.name)) });
@@ -71,7 +73,7 @@ pub(crate) async fn publish(settings: &PublishSettings) -> Result<(), PublishErr
     let bytes: u64 = results.iter().map(|found| found.size).sum();
     let to = settings.sink.uri(&prefix);
     eprintln!("published {} files, {bytes} bytes, to {}", results.len(), to.escape_debug());
-    Ok(())
+    Ok(format!("{prefix}{}", last.name))
 }
 
 /// `<sink prefix><key without the source prefix>/`.

@@ -97,6 +97,11 @@ impl Workspace {
         let _ = fs::remove_file(self.partial());
     }
 
+    /// Which attempt this is; 0 if that cannot be read.
+    pub(crate) fn attempt_number(&self) -> u64 {
+        fs::read_to_string(self.attempt()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
     /// Which object the file is: the key within this bucket.
     pub(crate) fn source_key(&self, bucket: &str) -> Result<String, WorkspaceError> {
         let path = self.source_uri();

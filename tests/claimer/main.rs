@@ -8,4 +8,5 @@ mod faults;
 mod fetch;
 mod harness;
 mod publish;
+mod report;
 mod sink;

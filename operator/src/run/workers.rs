@@ -9,6 +9,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
+use protocol::Exit;
 use protocol::container::CLAIMER;
 
 use super::build::job;
@@ -164,7 +165,7 @@ pub fn died_without_a_file(pods: &[Arc<WorkerPod>], memory: &mut Memory) {
     let Some(pod) = pods.last() else { return };
     let Stage::Failed(Failed { reason, message, exit_code, .. }) = &pod.stage else { return };
     // The run was closed meanwhile: that is how idle claimers are told.
-    if *exit_code == Some(13) {
+    if *exit_code == Some(Exit::RunClosed.code()) {
         return;
     }
     let said = if message.is_empty() { reason } else { message };
