@@ -47,6 +47,8 @@ pub struct ClaimSettings {
     pub workspace: PathBuf,
     /// Filters whose folders are made.
     pub filters: Vec<String>,
+    /// An object of the bucket that this run has fetched before.
+    pub canary_key: Option<String>,
 }
 
 /// Settings of `publish`.
@@ -64,6 +66,8 @@ pub struct PublishSettings {
     pub source_prefix: String,
     /// Shared folder of the pod.
     pub workspace: PathBuf,
+    /// An object of the sink that this run has published before.
+    pub canary_key: Option<String>,
 }
 
 /// Where kubelet looks for the termination message.
@@ -126,6 +130,9 @@ struct ClaimArgs {
     /// Filters whose folders are made below <workspace>/out, separated by commas
     #[arg(long, env = env::FILTERS, default_value = "")]
     filters: String,
+    /// A file that this run has fetched before: one byte of it tells a storage that is down from a file that cannot be had
+    #[arg(long, env = env::SOURCE.canary_key, default_value = "")]
+    s3_canary_key: String,
     #[command(flatten)]
     bucket: SourceArgs,
 }
@@ -144,6 +151,9 @@ struct PublishArgs {
     /// Prefix of the source, which is cut off the file's key
     #[arg(long, env = env::SOURCE.prefix, default_value = "")]
     s3_prefix: String,
+    /// A result that this run has published before, looked up after a failure
+    #[arg(long, env = env::SINK.canary_key, default_value = "")]
+    sink_s3_canary_key: String,
     #[command(flatten)]
     sink: SinkArgs,
 }
@@ -205,7 +215,8 @@ impl ClaimArgs {
         };
         let names = self.filters.split(',').map(str::trim).filter(|name| !name.is_empty());
         let filters = names.map(|name| filter_name(env::FILTERS, name)).collect::<Result<_, _>>()?;
-        Ok(ClaimSettings { queue, bucket: self.bucket.usable()?, workspace, filters })
+        let canary_key = filled(self.s3_canary_key);
+        Ok(ClaimSettings { queue, bucket: self.bucket.usable()?, workspace, filters, canary_key })
     }
 }
 
@@ -219,6 +230,7 @@ impl PublishArgs {
             source_bucket: self.s3_bucket,
             source_prefix: self.s3_prefix,
             workspace,
+            canary_key: filled(self.sink_s3_canary_key),
         })
     }
 }

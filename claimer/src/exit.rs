@@ -63,6 +63,17 @@ impl Failure {
             Self::Terminated => Exit::Terminated,
         }
     }
+
+    /// Whether the storage could be read when this failed, if that was tried.
+    pub(crate) fn canary(&self) -> Option<bool> {
+        match self {
+            Self::Fetch(error) => error.canary(),
+            Self::Publish(error) => error.canary(),
+            Self::Settings(_) | Self::Claim(_) | Self::Workspace(_) | Self::Signals(_) | Self::Terminated => {
+                None
+            }
+        }
+    }
 }
 
 /// Longest name of an object in a message: a key may have 1,024 bytes, and the reason comes after it.

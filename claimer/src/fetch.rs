@@ -38,28 +38,37 @@ pub(crate) enum FetchError {
     Local(#[from] WorkspaceError),
 }
 
-/// The same, with the name of the object.
+/// The same, with the name of the object, and whether another one could be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{uri}")]
 pub(crate) struct FetchFailed {
     uri: String,
+    canary: Option<bool>,
     source: FetchError,
 }
 
 impl FetchError {
-    pub(crate) fn at(self, uri: String) -> FetchFailed {
-        FetchFailed { uri: shortened(&uri), source: self }
+    pub(crate) fn at(self, uri: &str, canary: Option<bool>) -> FetchFailed {
+        FetchFailed { uri: shortened(uri), canary, source: self }
+    }
+
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Storage(error) => exit::of_storage(error),
+            Self::Changed(_) => Exit::ObjectChanged,
+            Self::Truncated { .. } => Exit::ObjectTruncated,
+            Self::Local(error) => error.exit(),
+        }
     }
 }
 
 impl FetchFailed {
     pub(crate) fn exit(&self) -> Exit {
-        match &self.source {
-            FetchError::Storage(error) => exit::of_storage(error),
-            FetchError::Changed(_) => Exit::ObjectChanged,
-            FetchError::Truncated { .. } => Exit::ObjectTruncated,
-            FetchError::Local(error) => error.exit(),
-        }
+        self.source.exit()
+    }
+
+    pub(crate) fn canary(&self) -> Option<bool> {
+        self.canary
     }
 }
 

@@ -7,6 +7,7 @@
 pub mod args;
 mod backoff;
 mod bucket_args;
+mod canary;
 mod claim;
 mod exit;
 mod fetch;
@@ -23,6 +24,7 @@ use std::time::Instant;
 use tokio::signal::unix::{SignalKind, signal};
 
 use args::{ClaimSettings, Command, Parsed};
+use canary::Canary;
 use exit::Failure;
 use progress::Progress;
 use workspace::Workspace;
@@ -71,7 +73,10 @@ async fn claim_and_fetch(
     let fetched = fetch::fetch(&client, &settings.bucket, &claim.file, &workspace.partial()).await;
     if let Err(error) = fetched {
         workspace.discard();
-        return Err(error.at(uri).into());
+        let canary =
+            Canary { client: &client, bucket: &settings.bucket.name, key: settings.canary_key.as_deref() };
+        let canary = canary.read(&claim.file.key, error.exit()).await;
+        return Err(error.at(&uri, canary).into());
     }
     workspace.complete(&uri, attempt)?;
     eprintln!("fetched {} bytes in {:?}", claim.file.size, started.elapsed().saturating_sub(after));

@@ -49,7 +49,7 @@ impl Progress {
         let since = attempt.map_or(&self.started, |attempt| &attempt.since);
         let (outcome, canary, text) = match &ended {
             Ok(key) => (Ok(()), None, key.clone()),
-            Err(failure) => (Err(failure.exit()), None, chain(failure)),
+            Err(failure) => (Err(failure.exit()), failure.canary(), chain(failure)),
         };
         let report = Report {
             entry: attempt.and_then(|attempt| attempt.entry.clone()),

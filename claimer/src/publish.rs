@@ -5,6 +5,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use protocol::Exit;
 
 use crate::args::PublishSettings;
+use crate::canary::Canary;
 use crate::exit::{self, shortened};
 use crate::progress::Progress;
 use crate::upload::{Target, UploadError};
@@ -30,7 +31,7 @@ pub(crate) enum PublishError {
     #[error("the name {key:?} has more than {KEY_BYTES_MAX} bytes")]
     Name { key: String },
     #[error("{uri}")]
-    Upload { uri: String, source: UploadError },
+    Upload { uri: String, canary: Option<bool>, source: UploadError },
 }
 
 impl PublishError {
@@ -42,6 +43,18 @@ impl PublishError {
             Self::Walk(WalkError::Io { source, .. }) => exit::of_io(source),
             Self::Walk(WalkError::Refused { .. }) | Self::Name { .. } => Exit::PublishIncomplete,
             Self::Upload { source, .. } => source.exit(),
+        }
+    }
+
+    /// Whether the sink still has what was published before, if that was asked.
+    pub(crate) fn canary(&self) -> Option<bool> {
+        match self {
+            Self::Upload { canary, .. } => *canary,
+            Self::Source(_)
+            | Self::Prefix { .. }
+            | Self::Nothing { .. }
+            | Self::Walk(_)
+            | Self::Name { .. } => None,
         }
     }
 }
@@ -67,9 +80,15 @@ pub(crate) async fn publish(settings: &PublishSettings, progress: &Progress) -> 
         let key = format!("{prefix}{}", found.name);
         let target = Target { client: &client, bucket: &settings.sink.name, key: &key };
         let uploaded = target.upload(found).await;
-        uploaded.map_err(|source| PublishError::Upload { uri: shortened(&settings.sink.uri(&key)), source })
+        uploaded.map_err(|source| (key, source))
     });
-    stream::iter(uploads).buffer_unordered(FILES_AT_A_TIME).try_for_each(async |()| Ok(())).await?;
+    let uploaded = stream::iter(uploads).buffer_unordered(FILES_AT_A_TIME).try_for_each(async |()| Ok(()));
+    if let Err((key, source)) = uploaded.await {
+        let canary =
+            Canary { client: &client, bucket: &settings.sink.name, key: settings.canary_key.as_deref() };
+        let canary = canary.look_up(&key, source.exit()).await;
+        return Err(PublishError::Upload { uri: shortened(&settings.sink.uri(&key)), canary, source });
+    }
     let bytes: u64 = results.iter().map(|found| found.size).sum();
     let to = settings.sink.uri(&prefix);
     eprintln!("published {} files, {bytes} bytes, to {}", results.len(), to.escape_debug());

@@ -54,6 +54,8 @@ pub struct Bucket {
     pub max_attempts: &'static str,
     /// Whether an etag may be an MD5.
     pub etag_is_md5: &'static str,
+    /// Key of an object that this run has fetched or published before.
+    pub canary_key: &'static str,
 }
 
 macro_rules! bucket {
@@ -70,6 +72,7 @@ macro_rules! bucket {
             timeout: concat!($start, "TIMEOUT"),
             max_attempts: concat!($start, "MAX_ATTEMPTS"),
             etag_is_md5: concat!($start, "ETAG_IS_MD5"),
+            canary_key: concat!($start, "CANARY_KEY"),
         }
     };
 }

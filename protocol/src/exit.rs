@@ -51,6 +51,12 @@ impl Exit {
         Self::VARIANTS.iter().copied().find(|exit| exit.code() == code)
     }
 
+    /// Whether the storage as a whole may be the cause: it does not answer, fails, or refuses us. What it says about one
+    /// object (gone, changed, cut off, refused as a request) is not.
+    pub fn is_of_storage(self) -> bool {
+        matches!(self, Self::NoAccess | Self::StorageUnreachable)
+    }
+
     /// Whether it can only happen with a claimed file. A workspace can be full or broken before.
     pub fn is_after_claim(self) -> bool {
         match self {
