@@ -42,9 +42,11 @@ macro_rules! bucket_args {
             #[arg(long = concat!($flag, "s3-timeout"), env = env::$env.timeout,
                   default_value = "30s", value_parser = parse_duration)]
             timeout: Duration,
-            /// How often a request is tried while the service is away, busy or cut off
+            // Waits between tries are random, up to 0.5, 1 and 2 s: four tries pass over a moment of overload, and end within
+            // 4 s where connections are refused. The operator learns of an outage from pods that ended, so it must be soon.
+            /// How often a request is tried while the service is unreachable, busy or cut off
             #[arg(long = concat!($flag, "s3-max-attempts"), env = env::$env.max_attempts,
-                  default_value = "6", value_parser = clap::value_parser!(u32).range(1..=20))]
+                  default_value = "4", value_parser = clap::value_parser!(u32).range(1..=20))]
             max_attempts: u32,
             /// Whether an etag of 32 hexadecimal digits is the MD5 of the content, as in most services
             #[arg(long = concat!($flag, "s3-etag-is-md5"), env = env::$env.etag_is_md5,

@@ -54,6 +54,17 @@ async fn a_storage_that_fails_for_every_object_is_down() {
     assert_eq!(ended_as(&bench.claim().await), (Err(Exit::StorageUnreachable), Some(false)));
 }
 
+/// With the default: a run learns soon that its storage is gone.
+#[tokio::test]
+async fn a_refused_connection_is_given_up_within_five_seconds() {
+    let (mut bench, _proxy) = with_canary().await;
+    bench.set("S3_ENDPOINT", "http://127.0.0.1:1").env.remove("S3_MAX_ATTEMPTS");
+    let ended = bench.claim().await;
+    assert_eq!(ended_as(&ended), (Err(Exit::StorageUnreachable), Some(false)));
+    let report = ended.report();
+    assert!(report.ended_ms - report.started_ms < 5_000, "{}", ended.message);
+}
+
 #[tokio::test]
 async fn without_a_canary_nothing_is_claimed_about_the_storage() {
     let (mut bench, proxy) = with_canary().await;
