@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use protocol::env;
 use queue::{Password, Server};
 use storage::Bucket;
 
@@ -29,7 +30,7 @@ pub enum Command {
 /// What the command line asks for.
 #[derive(Debug)]
 pub enum Parsed {
-    /// Do this; failures go into the file.
+    /// Do this; the report goes into the file.
     Run(Command, PathBuf),
     /// Print this: help or version.
     Print(String),
@@ -46,6 +47,8 @@ pub struct ClaimSettings {
     pub workspace: PathBuf,
     /// Filters whose folders are made.
     pub filters: Vec<String>,
+    /// An object of the bucket that this run has fetched before.
+    pub canary_key: Option<String>,
 }
 
 /// Settings of `publish`.
@@ -63,9 +66,11 @@ pub struct PublishSettings {
     pub source_prefix: String,
     /// Shared folder of the pod.
     pub workspace: PathBuf,
+    /// An object of the sink that this run has published before.
+    pub canary_key: Option<String>,
 }
 
-/// Where kubelet looks for the reason of a failure.
+/// Where kubelet looks for the termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
 /// Claims one file of a run and fetches it (claim), or uploads the results (publish). Without a command it claims.
@@ -75,10 +80,10 @@ struct Cli {
     #[command(subcommand)]
     command: CommandArgs,
     /// Folder that the containers of the pod share
-    #[arg(long, env = "WORKSPACE", default_value = "/ws", global = true)]
+    #[arg(long, env = env::WORKSPACE, default_value = "/ws", global = true)]
     workspace: PathBuf,
-    /// Where the one-line reason of a failure is written, if the file exists
-    #[arg(long, env = "TERMINATION_LOG", default_value = TERMINATION_LOG, global = true)]
+    /// Where the one-line report is written at the end, if the file exists
+    #[arg(long, env = env::TERMINATION_LOG, default_value = TERMINATION_LOG, global = true)]
     termination_log: PathBuf,
 }
 
@@ -93,38 +98,41 @@ enum CommandArgs {
 #[derive(Args)]
 struct ClaimArgs {
     /// Work stream of the run
-    #[arg(long, env = "STREAM")]
+    #[arg(long, env = env::STREAM)]
     stream: String,
     /// Consumer group of the run
-    #[arg(long, env = "GROUP")]
+    #[arg(long, env = env::GROUP)]
     group: String,
     /// redis://host:port, or with TLS rediss://host:port
-    #[arg(long, env = "VALKEY_URL", hide_env_values = true)]
+    #[arg(long, env = env::VALKEY_URL, hide_env_values = true)]
     valkey_url: String,
     /// User of the run's workers
-    #[arg(long, env = "VALKEY_USERNAME", default_value = "")]
+    #[arg(long, env = env::VALKEY_USERNAME, default_value = "")]
     valkey_username: String,
     /// Its password
-    #[arg(long, env = "VALKEY_PASSWORD", default_value = "", hide_env_values = true)]
+    #[arg(long, env = env::VALKEY_PASSWORD, default_value = "", hide_env_values = true)]
     valkey_password: String,
     /// CA of Valkey's certificate, in PEM (not a path); the machine's trust store when empty
-    #[arg(long, env = "VALKEY_CA_CERTIFICATE", default_value = "", hide_env_values = true)]
+    #[arg(long, env = env::VALKEY_CA_CERTIFICATE, default_value = "", hide_env_values = true)]
     valkey_ca_certificate: String,
     /// Consumer name; POD_NAME when empty
-    #[arg(long, env = "CONSUMER_NAME", default_value = "")]
+    #[arg(long, env = env::CONSUMER_NAME, default_value = "")]
     consumer_name: String,
     /// Name of the pod
-    #[arg(long, env = "POD_NAME", default_value = "")]
+    #[arg(long, env = env::POD_NAME, default_value = "")]
     pod_name: String,
     /// How long Valkey may be unreachable
-    #[arg(long, env = "QUEUE_TIMEOUT", default_value = "5m", value_parser = parse_duration)]
+    #[arg(long, env = env::QUEUE_TIMEOUT, default_value = "5m", value_parser = parse_duration)]
     queue_timeout: Duration,
     /// How long Valkey may refuse the user, which the operator restores after a restart of Valkey
-    #[arg(long, env = "QUEUE_DENIED_TIMEOUT", default_value = "2m", value_parser = parse_duration)]
+    #[arg(long, env = env::QUEUE_DENIED_TIMEOUT, default_value = "2m", value_parser = parse_duration)]
     queue_denied_timeout: Duration,
     /// Filters whose folders are made below <workspace>/out, separated by commas
-    #[arg(long, env = "OPENFILTER_FILTERS", default_value = "")]
+    #[arg(long, env = env::FILTERS, default_value = "")]
     filters: String,
+    /// A file that this run has fetched before: one byte of it tells a storage that is down from a file that cannot be had
+    #[arg(long, env = env::SOURCE.canary_key, default_value = "")]
+    s3_canary_key: String,
     #[command(flatten)]
     bucket: SourceArgs,
 }
@@ -132,17 +140,20 @@ struct ClaimArgs {
 #[derive(Args)]
 struct PublishArgs {
     /// The filter whose results are uploaded
-    #[arg(long, env = "SINK_FROM")]
+    #[arg(long, env = env::SINK_FROM)]
     from: String,
     /// Put before every name in the sink
-    #[arg(long, env = "SINK_S3_PREFIX", default_value = "")]
+    #[arg(long, env = env::SINK.prefix, default_value = "")]
     sink_s3_prefix: String,
     /// Bucket that the file came from
-    #[arg(long, env = "S3_BUCKET")]
+    #[arg(long, env = env::SOURCE.bucket)]
     s3_bucket: String,
     /// Prefix of the source, which is cut off the file's key
-    #[arg(long, env = "S3_PREFIX", default_value = "")]
+    #[arg(long, env = env::SOURCE.prefix, default_value = "")]
     s3_prefix: String,
+    /// A result that this run has published before, looked up after a failure
+    #[arg(long, env = env::SINK.canary_key, default_value = "")]
+    sink_s3_canary_key: String,
     #[command(flatten)]
     sink: SinkArgs,
 }
@@ -169,7 +180,7 @@ pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Parsed, Setting
 
 /// Where to report that the settings are unusable.
 pub(crate) fn termination_log() -> PathBuf {
-    std::env::var_os("TERMINATION_LOG").map_or_else(|| TERMINATION_LOG.into(), PathBuf::from)
+    std::env::var_os(env::TERMINATION_LOG).map_or_else(|| TERMINATION_LOG.into(), PathBuf::from)
 }
 
 /// `claimer` and `claimer --flag …` mean `claimer claim …`.
@@ -185,11 +196,11 @@ fn with_default_command(argv: impl IntoIterator<Item = OsString>) -> Vec<OsStrin
 
 impl ClaimArgs {
     fn usable(self, workspace: PathBuf) -> Result<ClaimSettings, SettingsError> {
-        required("STREAM", &self.stream)?;
-        required("GROUP", &self.group)?;
-        required("VALKEY_URL", &self.valkey_url)?;
+        required(env::STREAM, &self.stream)?;
+        required(env::GROUP, &self.group)?;
+        required(env::VALKEY_URL, &self.valkey_url)?;
         let consumer = filled(self.consumer_name).or(filled(self.pod_name)).unwrap_or_default();
-        required("CONSUMER_NAME", &consumer)?;
+        required(env::CONSUMER_NAME, &consumer)?;
         let mut server = Server::at(self.valkey_url);
         server.username = filled(self.valkey_username);
         server.password = filled(self.valkey_password).map(Password::from);
@@ -203,21 +214,23 @@ impl ClaimArgs {
             denied_limit: self.queue_denied_timeout,
         };
         let names = self.filters.split(',').map(str::trim).filter(|name| !name.is_empty());
-        let filters = names.map(|name| filter_name("OPENFILTER_FILTERS", name)).collect::<Result<_, _>>()?;
-        Ok(ClaimSettings { queue, bucket: self.bucket.usable()?, workspace, filters })
+        let filters = names.map(|name| filter_name(env::FILTERS, name)).collect::<Result<_, _>>()?;
+        let canary_key = filled(self.s3_canary_key);
+        Ok(ClaimSettings { queue, bucket: self.bucket.usable()?, workspace, filters, canary_key })
     }
 }
 
 impl PublishArgs {
     fn usable(self, workspace: PathBuf) -> Result<PublishSettings, SettingsError> {
-        required("S3_BUCKET", &self.s3_bucket)?;
+        required(env::SOURCE.bucket, &self.s3_bucket)?;
         Ok(PublishSettings {
             sink: self.sink.usable()?,
             prefix: self.sink_s3_prefix,
-            from: filter_name("SINK_FROM", &self.from)?,
+            from: filter_name(env::SINK_FROM, &self.from)?,
             source_bucket: self.s3_bucket,
             source_prefix: self.s3_prefix,
             workspace,
+            canary_key: filled(self.sink_s3_canary_key),
         })
     }
 }

@@ -3,50 +3,53 @@
 use std::time::Duration;
 
 use clap::Args;
+use protocol::env;
 use storage::{Bucket, Keys, parse_endpoint};
 
 use crate::args::{SettingsError, filled, parse_duration, parse_flag, required};
 
 /// The same settings for the source and, with `SINK_` in front, for the sink.
 macro_rules! bucket_args {
-    ($name:ident, $flag:literal, $env:literal) => {
+    ($name:ident, $flag:literal, $env:ident) => {
         #[derive(Args)]
         pub(crate) struct $name {
             /// Bucket
-            #[arg(long = concat!($flag, "s3-bucket"), env = concat!($env, "S3_BUCKET"))]
+            #[arg(long = concat!($flag, "s3-bucket"), env = env::$env.bucket)]
             bucket: String,
             /// [http://|https://]host[:port] of an S3-compatible service, https when no scheme is written; empty is AWS
-            #[arg(long = concat!($flag, "s3-endpoint"), env = concat!($env, "S3_ENDPOINT"), default_value = "")]
+            #[arg(long = concat!($flag, "s3-endpoint"), env = env::$env.endpoint, default_value = "")]
             endpoint: String,
             /// Region, which AWS needs
-            #[arg(long = concat!($flag, "s3-region"), env = concat!($env, "S3_REGION"), default_value = "")]
+            #[arg(long = concat!($flag, "s3-region"), env = env::$env.region, default_value = "")]
             region: String,
             /// Whether the bucket goes into the path instead of the host name
-            #[arg(long = concat!($flag, "s3-use-path-style"), env = concat!($env, "S3_USE_PATH_STYLE"),
+            #[arg(long = concat!($flag, "s3-use-path-style"), env = env::$env.use_path_style,
                   default_value = "false", value_parser = parse_flag, action = clap::ArgAction::Set)]
             path_style: bool,
             /// Whether any certificate of the service is accepted
-            #[arg(long = concat!($flag, "s3-insecure-skip-tls-verify"), env = concat!($env, "S3_INSECURE_SKIP_TLS_VERIFY"),
+            #[arg(long = concat!($flag, "s3-insecure-skip-tls-verify"), env = env::$env.insecure_skip_tls_verify,
                   default_value = "false", value_parser = parse_flag, action = clap::ArgAction::Set)]
             skip_tls_verify: bool,
             /// Access key; without the two keys the pod's own identity is used
-            #[arg(long = concat!($flag, "s3-access-key-id"), env = concat!($env, "S3_ACCESS_KEY_ID"),
+            #[arg(long = concat!($flag, "s3-access-key-id"), env = env::$env.access_key_id,
                   default_value = "", hide_env_values = true)]
             access_key_id: String,
             /// Secret key
-            #[arg(long = concat!($flag, "s3-secret-access-key"), env = concat!($env, "S3_SECRET_ACCESS_KEY"),
+            #[arg(long = concat!($flag, "s3-secret-access-key"), env = env::$env.secret_access_key,
                   default_value = "", hide_env_values = true)]
             secret_access_key: String,
             /// How long the service may be silent
-            #[arg(long = concat!($flag, "s3-timeout"), env = concat!($env, "S3_TIMEOUT"),
+            #[arg(long = concat!($flag, "s3-timeout"), env = env::$env.timeout,
                   default_value = "30s", value_parser = parse_duration)]
             timeout: Duration,
-            /// How often a request is tried while the service is away, busy or cut off
-            #[arg(long = concat!($flag, "s3-max-attempts"), env = concat!($env, "S3_MAX_ATTEMPTS"),
-                  default_value = "6", value_parser = clap::value_parser!(u32).range(1..=20))]
+            // Waits between tries are random, up to 0.5, 1 and 2 s: four tries pass over a moment of overload, and end within
+            // 4 s where connections are refused. The operator learns of an outage from pods that ended, so it must be soon.
+            /// How often a request is tried while the service is unreachable, busy or cut off
+            #[arg(long = concat!($flag, "s3-max-attempts"), env = env::$env.max_attempts,
+                  default_value = "4", value_parser = clap::value_parser!(u32).range(1..=20))]
             max_attempts: u32,
             /// Whether an etag of 32 hexadecimal digits is the MD5 of the content, as in most services
-            #[arg(long = concat!($flag, "s3-etag-is-md5"), env = concat!($env, "S3_ETAG_IS_MD5"),
+            #[arg(long = concat!($flag, "s3-etag-is-md5"), env = env::$env.etag_is_md5,
                   default_value = "true", value_parser = parse_flag, action = clap::ArgAction::Set)]
             etag_is_md5: bool,
         }
@@ -54,22 +57,22 @@ macro_rules! bucket_args {
         impl $name {
             /// Parses the values.
             pub(crate) fn usable(self) -> Result<Bucket, SettingsError> {
-                let name = |setting: &str| format!("{}S3_{setting}", $env);
+                let name = env::$env;
                 let Self { bucket, endpoint, region, path_style, skip_tls_verify, timeout, max_attempts, .. } = self;
-                required(&name("BUCKET"), &bucket)?;
+                required(name.bucket, &bucket)?;
                 let endpoint = filled(endpoint).map(|text| parse_endpoint(&text)).transpose();
-                let endpoint = endpoint.map_err(|error| SettingsError(format!("{} {error}", name("ENDPOINT"))))?;
+                let endpoint = endpoint.map_err(|error| SettingsError(format!("{} {error}", name.endpoint)))?;
                 let keys = match (filled(self.access_key_id), filled(self.secret_access_key)) {
                     (Some(id), Some(secret)) => Some(Keys { id: id.into(), secret: secret.into() }),
                     (None, None) => None,
                     _ => {
-                        let (id, secret) = (name("ACCESS_KEY_ID"), name("SECRET_ACCESS_KEY"));
+                        let (id, secret) = (name.access_key_id, name.secret_access_key);
                         return Err(SettingsError(format!("set both {id} and {secret}, or neither")));
                     }
                 };
                 let region = filled(region);
                 if region.is_none() && endpoint.is_none() && keys.is_some() {
-                    return Err(SettingsError(format!("AWS needs {}", name("REGION"))));
+                    return Err(SettingsError(format!("AWS needs {}", name.region)));
                 }
                 let etag_is_md5 = self.etag_is_md5;
                 Ok(Bucket {
@@ -81,5 +84,5 @@ macro_rules! bucket_args {
     };
 }
 
-bucket_args!(SourceArgs, "", "");
-bucket_args!(SinkArgs, "sink-", "SINK_");
+bucket_args!(SourceArgs, "", SOURCE);
+bucket_args!(SinkArgs, "sink-", SINK);

@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use protocol::Exit;
 use queue::{Claim, Error, Server, Worker};
 use storage::chain;
 
 use crate::backoff::Backoff;
-use crate::exit::Exit;
 
 /// One blocking read. Bounded, because a connection that a middlebox dropped would otherwise wait for ever.
 const BLOCK: Duration = Duration::from_secs(5);

@@ -1,12 +1,8 @@
 //! How the process ends: an exit code per class of failure, and one line that says what and why. The operator reads both
 //! from the pod; docs/claimer.md lists them.
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::Path;
-
-use storage::{StorageError, chain};
-use strum::{AsRefStr, VariantArray};
+use protocol::Exit;
+use storage::StorageError;
 
 use crate::args::SettingsError;
 use crate::claim::ClaimError;
@@ -14,70 +10,25 @@ use crate::fetch::FetchFailed;
 use crate::publish::PublishError;
 use crate::workspace::WorkspaceError;
 
-/// Exit codes. They start at 10, so that none is mistaken for a shell's or the runtime's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, VariantArray)]
-#[repr(u8)]
-pub enum Exit {
-    /// The settings are unusable: a mistake of whoever made the pod.
-    BadSettings = 10,
-    /// Valkey did not answer for as long as `QUEUE_TIMEOUT`.
-    QueueUnreachable = 11,
-    /// Valkey refused user, password or rights for as long as `QUEUE_DENIED_TIMEOUT`.
-    QueueDenied = 12,
-    /// The run is closed or deleted: there is nothing to claim.
-    RunClosed = 13,
-    /// The storage refuses us (401, 403), or there are no credentials.
-    NoAccess = 14,
-    /// The object or its bucket does not exist.
-    ObjectGone = 15,
-    /// The object is not the one that was listed: its etag, length or checksum differs.
-    ObjectChanged = 16,
-    /// The storage does not answer, answers 408, 429 or 5xx, or its certificate is not trusted; after all tries.
-    StorageUnreachable = 17,
-    /// No space left in the workspace.
-    DiskFull = 18,
-    /// Another failure of the workspace.
-    LocalIo = 19,
-    /// Not every result could be uploaded, or one is not what was sent.
-    PublishIncomplete = 20,
-    /// The storage ended the body early, at every try.
-    ObjectTruncated = 21,
-    /// Valkey answered with something that this version does not understand.
-    QueueBroken = 22,
-    /// The folder of results is empty or missing.
-    NothingToPublish = 23,
-    /// The storage refuses the request itself (another 4xx).
-    StorageRefused = 24,
-    /// SIGTERM or SIGINT.
-    Terminated = 143,
+/// What an error of the storage means.
+pub(crate) fn of_storage(error: &StorageError) -> Exit {
+    match error {
+        StorageError::NoAccess(_) => Exit::NoAccess,
+        StorageError::Gone(_) => Exit::ObjectGone,
+        StorageError::Changed(_) => Exit::ObjectChanged,
+        StorageError::Unreachable(_) | StorageError::Unusable(_) => Exit::StorageUnreachable,
+        StorageError::Refused(_) => Exit::StorageRefused,
+        // No guard is ever set here: where a pod may connect to is for network policies to say.
+        StorageError::AddressRefused(_) => Exit::BadSettings,
+    }
 }
 
-impl Exit {
-    /// The number.
-    pub fn code(self) -> i32 {
-        i32::from(self as u8)
-    }
-
-    /// What an error of the storage means.
-    pub(crate) fn of_storage(error: &StorageError) -> Self {
-        match error {
-            StorageError::NoAccess(_) => Self::NoAccess,
-            StorageError::Gone(_) => Self::ObjectGone,
-            StorageError::Changed(_) => Self::ObjectChanged,
-            StorageError::Unreachable(_) | StorageError::Unusable(_) => Self::StorageUnreachable,
-            StorageError::Refused(_) => Self::StorageRefused,
-            // No guard is ever set here: where a pod may connect to is for network policies to say.
-            StorageError::AddressRefused(_) => Self::BadSettings,
-        }
-    }
-
-    /// What an error of the file system means.
-    pub(crate) fn of_io(error: &std::io::Error) -> Self {
-        use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-        match error.kind() {
-            StorageFull | QuotaExceeded | FileTooLarge => Self::DiskFull,
-            _ => Self::LocalIo,
-        }
+/// What an error of the file system means.
+pub(crate) fn of_io(error: &std::io::Error) -> Exit {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    match error.kind() {
+        StorageFull | QuotaExceeded | FileTooLarge => Exit::DiskFull,
+        _ => Exit::LocalIo,
     }
 }
 
@@ -108,25 +59,21 @@ impl Failure {
             Self::Fetch(error) => error.exit(),
             Self::Workspace(error) => error.exit(),
             Self::Publish(error) => error.exit(),
-            Self::Signals(error) => Exit::of_io(error),
+            Self::Signals(error) => of_io(error),
             Self::Terminated => Exit::Terminated,
         }
     }
-}
 
-/// Longest termination message: a pod's status keeps 4 KiB per container, and a run keeps only the start of it.
-const MESSAGE_BYTES_MAX: usize = 1_024;
-
-/// Says what failed, on standard error and in the termination log; returns the exit code.
-pub(crate) fn report(failure: &Failure, log: &Path) -> i32 {
-    let exit = failure.exit();
-    let line = one_line(&format!("{}: {}", exit.as_ref(), chain(failure)));
-    eprintln!("{line}");
-    // Never created: outside of a pod there is none, and then nobody reads it.
-    if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(log) {
-        let _ = file.write_all(line.as_bytes());
+    /// Whether the storage could be read when this failed, if that was tried.
+    pub(crate) fn canary(&self) -> Option<bool> {
+        match self {
+            Self::Fetch(error) => error.canary(),
+            Self::Publish(error) => error.canary(),
+            Self::Settings(_) | Self::Claim(_) | Self::Workspace(_) | Self::Signals(_) | Self::Terminated => {
+                None
+            }
+        }
     }
-    exit.code()
 }
 
 /// Longest name of an object in a message: a key may have 1,024 bytes, and the reason comes after it.
@@ -141,30 +88,9 @@ pub(crate) fn shortened(name: &str) -> String {
     format!("{start}…{}", &end[end.ceil_char_boundary(end.len() - NAME_BYTES_MAX / 2)..])
 }
 
-/// Without control characters, which keys may contain, and not too long.
-fn one_line(text: &str) -> String {
-    let mut line: String = text
-        .chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
-        .collect();
-    if line.len() > MESSAGE_BYTES_MAX {
-        let end = line.floor_char_boundary(MESSAGE_BYTES_MAX - '…'.len_utf8());
-        line.truncate(end);
-        line.push('…');
-    }
-    line
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_message_is_one_line_of_bounded_length() {
-        let line = one_line(&format!("a\nb\r\u{0}{}", "ü".repeat(2_000)));
-        assert!(line.starts_with("a\\nb\\r\\u{0}ü") && line.ends_with('…'));
-        assert!(line.len() <= MESSAGE_BYTES_MAX);
-    }
 
     #[test]
     fn a_long_name_keeps_both_its_ends() {
@@ -173,14 +99,5 @@ mod tests {
         assert!(short.starts_with("s3://b/ü") && short.ends_with("ü/end") && short.contains('…'));
         assert!(short.len() <= NAME_BYTES_MAX + '…'.len_utf8());
         assert_eq!(shortened("s3://b/a"), "s3://b/a");
-    }
-
-    #[test]
-    fn every_exit_code_is_documented() {
-        let docs = include_str!("../../docs/claimer.md");
-        for exit in Exit::VARIANTS {
-            let row = format!("| {} | `{}` |", exit.code(), exit.as_ref());
-            assert!(docs.contains(&row), "docs/claimer.md has no row {row}");
-        }
     }
 }

@@ -11,11 +11,12 @@ use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::ChecksumMode;
 use aws_smithy_checksums::body::validate::Error as ChecksumError;
 use futures::{StreamExt, TryStreamExt, stream};
+use protocol::Exit;
 use queue::File;
 use storage::{BACKOFF, Bucket, StorageError, chain, has};
 
 use crate::backoff::Backoff;
-use crate::exit::{Exit, shortened};
+use crate::exit::{self, shortened};
 use crate::verify::{BUFFER_BYTES, Expected, bare};
 use crate::workspace::WorkspaceError;
 
@@ -37,28 +38,37 @@ pub(crate) enum FetchError {
     Local(#[from] WorkspaceError),
 }
 
-/// The same, with the name of the object.
+/// The same, with the name of the object, and whether another one could be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{uri}")]
 pub(crate) struct FetchFailed {
     uri: String,
+    canary: Option<bool>,
     source: FetchError,
 }
 
 impl FetchError {
-    pub(crate) fn at(self, uri: String) -> FetchFailed {
-        FetchFailed { uri: shortened(&uri), source: self }
+    pub(crate) fn at(self, uri: &str, canary: Option<bool>) -> FetchFailed {
+        FetchFailed { uri: shortened(uri), canary, source: self }
+    }
+
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Storage(error) => exit::of_storage(error),
+            Self::Changed(_) => Exit::ObjectChanged,
+            Self::Truncated { .. } => Exit::ObjectTruncated,
+            Self::Local(error) => error.exit(),
+        }
     }
 }
 
 impl FetchFailed {
     pub(crate) fn exit(&self) -> Exit {
-        match &self.source {
-            FetchError::Storage(error) => Exit::of_storage(error),
-            FetchError::Changed(_) => Exit::ObjectChanged,
-            FetchError::Truncated { .. } => Exit::ObjectTruncated,
-            FetchError::Local(error) => error.exit(),
-        }
+        self.source.exit()
+    }
+
+    pub(crate) fn canary(&self) -> Option<bool> {
+        self.canary
     }
 }
 

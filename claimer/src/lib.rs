@@ -2,14 +2,16 @@
 //! a pipeline with a sink it publishes the results.
 //!
 //! It never talks to Kubernetes and never acknowledges a file: how an attempt ended is for the operator to see, in the
-//! exit code ([`Exit`]) and in the one line it leaves as the termination message.
+//! exit code ([`protocol::Exit`]) and in the one line it leaves as the termination message.
 
 pub mod args;
 mod backoff;
 mod bucket_args;
+mod canary;
 mod claim;
 mod exit;
 mod fetch;
+mod progress;
 mod publish;
 mod upload;
 mod verify;
@@ -21,45 +23,49 @@ use std::time::Instant;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use exit::Exit;
-
 use args::{ClaimSettings, Command, Parsed};
+use canary::Canary;
 use exit::Failure;
+use progress::Progress;
 use workspace::Workspace;
 
 /// Does what the command line and the environment say; returns the exit code.
 pub async fn run(argv: impl IntoIterator<Item = OsString>, started: Instant) -> i32 {
+    let progress = Progress::start();
     let (command, log) = match args::parse(argv) {
         Ok(Parsed::Run(command, log)) => (command, log),
         Ok(Parsed::Print(text)) => {
             println!("{text}");
             return 0;
         }
-        Err(error) => return exit::report(&Failure::from(error), &args::termination_log()),
+        Err(error) => return progress.report(Err(error.into()), &args::termination_log()),
     };
     let work = async {
         match command {
-            Command::Claim(settings) => claim_and_fetch(&settings, started).await,
-            Command::Publish(settings) => publish::publish(&settings).await.map_err(Failure::from),
+            Command::Claim(settings) => claim_and_fetch(&settings, &progress, started).await,
+            Command::Publish(settings) => publish::publish(&settings, &progress).await.map_err(Failure::from),
         }
     };
     let outcome = tokio::select! {
         // A container's first process has no default action for signals: without this, SIGTERM would be ignored.
         biased;
-        ended = terminated() => ended,
+        failure = terminated() => Err(failure),
         outcome = work => outcome,
     };
-    match outcome {
-        Ok(()) => 0,
-        Err(failure) => exit::report(&failure, &log),
-    }
+    progress.report(outcome, &log)
 }
 
-async fn claim_and_fetch(settings: &ClaimSettings, started: Instant) -> Result<(), Failure> {
+/// Returns the key of the file.
+async fn claim_and_fetch(
+    settings: &ClaimSettings,
+    progress: &Progress,
+    started: Instant,
+) -> Result<String, Failure> {
     let workspace = Workspace::new(&settings.workspace);
     workspace.prepare(&settings.filters)?;
     let claim = claim::claim(&settings.queue).await?;
     let (uri, attempt) = (settings.bucket.uri(&claim.file.key), u64::from(claim.attempts) + 1);
+    progress.claimed(claim.entry.as_str(), attempt);
     let after = started.elapsed();
     eprintln!("claimed {} (attempt {attempt}) after {after:?}", uri.escape_debug());
     // Only now, so that nothing delays the claim.
@@ -67,19 +73,24 @@ async fn claim_and_fetch(settings: &ClaimSettings, started: Instant) -> Result<(
     let fetched = fetch::fetch(&client, &settings.bucket, &claim.file, &workspace.partial()).await;
     if let Err(error) = fetched {
         workspace.discard();
-        return Err(error.at(uri).into());
+        let canary =
+            Canary { client: &client, bucket: &settings.bucket.name, key: settings.canary_key.as_deref() };
+        let canary = canary.read(&claim.file.key, error.exit()).await;
+        return Err(error.at(&uri, canary).into());
     }
     workspace.complete(&uri, attempt)?;
     eprintln!("fetched {} bytes in {:?}", claim.file.size, started.elapsed().saturating_sub(after));
-    Ok(())
+    Ok(claim.file.key)
 }
 
-async fn terminated() -> Result<(), Failure> {
-    let listen = |kind| signal(kind).map_err(Failure::Signals);
-    let (mut term, mut int) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+async fn terminated() -> Failure {
+    let (mut term, mut int) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(term), Ok(int)) => (term, int),
+        (Err(error), _) | (_, Err(error)) => return Failure::Signals(error),
+    };
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}
     }
-    Err(Failure::Terminated)
+    Failure::Terminated
 }

@@ -11,7 +11,7 @@ fn main() {
         Ok(runtime) => runtime.block_on(claimer::run(std::env::args_os(), started)),
         Err(error) => {
             eprintln!("start: {error}");
-            claimer::Exit::LocalIo.code()
+            protocol::Exit::LocalIo.code()
         }
     };
     // Not a return: that would wait for a name lookup or a write that hangs.

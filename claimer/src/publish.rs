@@ -2,9 +2,12 @@
 //! a retry overwrites what a failed one left. It deletes nothing.
 
 use futures::{StreamExt, TryStreamExt, stream};
+use protocol::Exit;
 
 use crate::args::PublishSettings;
-use crate::exit::{Exit, shortened};
+use crate::canary::Canary;
+use crate::exit::{self, shortened};
+use crate::progress::Progress;
 use crate::upload::{Target, UploadError};
 use crate::walk::{WalkError, walk};
 use crate::workspace::{Workspace, WorkspaceError};
@@ -28,7 +31,7 @@ pub(crate) enum PublishError {
     #[error("the name {key:?} has more than {KEY_BYTES_MAX} bytes")]
     Name { key: String },
     #[error("{uri}")]
-    Upload { uri: String, source: UploadError },
+    Upload { uri: String, canary: Option<bool>, source: UploadError },
 }
 
 impl PublishError {
@@ -37,24 +40,37 @@ impl PublishError {
             Self::Source(error) => error.exit(),
             Self::Prefix { .. } => Exit::BadSettings,
             Self::Nothing { .. } => Exit::NothingToPublish,
-            Self::Walk(WalkError::Io { source, .. }) => Exit::of_io(source),
+            Self::Walk(WalkError::Io { source, .. }) => exit::of_io(source),
             Self::Walk(WalkError::Refused { .. }) | Self::Name { .. } => Exit::PublishIncomplete,
             Self::Upload { source, .. } => source.exit(),
         }
     }
+
+    /// Whether the sink still has what was published before, if that was asked.
+    pub(crate) fn canary(&self) -> Option<bool> {
+        match self {
+            Self::Upload { canary, .. } => *canary,
+            Self::Source(_)
+            | Self::Prefix { .. }
+            | Self::Nothing { .. }
+            | Self::Walk(_)
+            | Self::Name { .. } => None,
+        }
+    }
 }
 
-/// Uploads the results, and returns only when all of them are there.
-pub(crate) async fn publish(settings: &PublishSettings) -> Result<(), PublishError> {
+/// Uploads the results, and returns only when all of them are there: the key of the last one.
+pub(crate) async fn publish(settings: &PublishSettings, progress: &Progress) -> Result<String, PublishError> {
     let workspace = Workspace::new(&settings.workspace);
+    progress.publishing(workspace.attempt_number());
     let key = workspace.source_key(&settings.source_bucket)?;
     let folder = workspace.results(&settings.from);
     let prefix = target_prefix(settings, &key)?;
     // A filter that wrote nothing need not have made the folder.
     let results = if folder.exists() { walk(&folder)? } else { Vec::new() };
-    if results.is_empty() {
+    let Some(last) = results.last() else {
         return Err(PublishError::Nothing { folder: folder.display().to_string() });
-    }
+    };
     // Before anything is sent: a name that cannot be is not worth half an upload.
     if let Some(long) = results.iter().find(|found| prefix.len() + found.name.len() > KEY_BYTES_MAX) {
         return Err(PublishError::Name { key: shortened(&format!("{prefix}{}", long.name)) });
@@ -64,13 +80,19 @@ pub(crate) async fn publish(settings: &PublishSettings) -> Result<(), PublishErr
         let key = format!("{prefix}{}", found.name);
         let target = Target { client: &client, bucket: &settings.sink.name, key: &key };
         let uploaded = target.upload(found).await;
-        uploaded.map_err(|source| PublishError::Upload { uri: shortened(&settings.sink.uri(&key)), source })
+        uploaded.map_err(|source| (key, source))
     });
-    stream::iter(uploads).buffer_unordered(FILES_AT_A_TIME).try_for_each(async |()| Ok(())).await?;
+    let uploaded = stream::iter(uploads).buffer_unordered(FILES_AT_A_TIME).try_for_each(async |()| Ok(()));
+    if let Err((key, source)) = uploaded.await {
+        let canary =
+            Canary { client: &client, bucket: &settings.sink.name, key: settings.canary_key.as_deref() };
+        let canary = canary.look_up(&key, source.exit()).await;
+        return Err(PublishError::Upload { uri: shortened(&settings.sink.uri(&key)), canary, source });
+    }
     let bytes: u64 = results.iter().map(|found| found.size).sum();
     let to = settings.sink.uri(&prefix);
     eprintln!("published {} files, {bytes} bytes, to {}", results.len(), to.escape_debug());
-    Ok(())
+    Ok(format!("{prefix}{}", last.name))
 }
 
 /// `<sink prefix><key without the source prefix>/`.

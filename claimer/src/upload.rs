@@ -11,9 +11,10 @@ use aws_sdk_s3::types::{ChecksumAlgorithm, CompletedMultipartUpload, CompletedPa
 use aws_smithy_checksums::ChecksumAlgorithm as Algorithm;
 use aws_smithy_types::base64;
 use futures::{StreamExt, TryStreamExt, stream};
+use protocol::Exit;
 use storage::{StorageError, chain};
 
-use crate::exit::Exit;
+use crate::exit;
 use crate::verify::BUFFER_BYTES;
 use crate::walk::Found;
 use crate::workspace::WorkspaceError;
@@ -41,7 +42,7 @@ pub(crate) enum UploadError {
 impl UploadError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Storage(error) => Exit::of_storage(error),
+            Self::Storage(error) => exit::of_storage(error),
             Self::Local(error) => error.exit(),
             Self::Differs(_) | Self::Answer(_) => Exit::PublishIncomplete,
         }

@@ -5,7 +5,9 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::exit::Exit;
+use protocol::Exit;
+
+use crate::exit;
 
 /// `/ws`.
 pub(crate) struct Workspace {
@@ -24,7 +26,7 @@ pub(crate) struct WorkspaceError {
 
 impl WorkspaceError {
     pub(crate) fn exit(&self) -> Exit {
-        Exit::of_io(&self.source)
+        exit::of_io(&self.source)
     }
 
     /// For `map_err`.
@@ -93,6 +95,11 @@ impl Workspace {
     /// Removes what was fetched so far; there may be nothing.
     pub(crate) fn discard(&self) {
         let _ = fs::remove_file(self.partial());
+    }
+
+    /// Which attempt this is; 0 if that cannot be read.
+    pub(crate) fn attempt_number(&self) -> u64 {
+        fs::read_to_string(self.attempt()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
     /// Which object the file is: the key within this bucket.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use crds::policy::{Policy, PolicySet, Subject, Usage};
 use crds::rules::{self, Context, EndpointPolicy, Kind};
-use crds::run_id::RunId;
 use crds::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, PolicyAction, PolicyTarget};
+use protocol::RunId;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -168,7 +168,7 @@ fn duplicate_run_id(
     }
     let run: PipelineRun = serde_json::from_value(object.clone()).ok()?;
     let id = match &run.spec.queue {
-        Some(keys) => RunId::from_keys(keys).ok()?,
+        Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()).ok()?,
         None => RunId::derive(namespace, run.metadata.name.as_deref()?).ok()?,
     };
     let first = seen.insert(id.as_str().to_owned(), source.title())?;

@@ -1,10 +1,7 @@
-//! The API of OpenFilter Pipelines: the types of `filter.plainsight.ai/v1alpha1`, the names derived from them, and the
-//! rules that say whether an object is valid. It never holds a Kubernetes client: everything here is a pure function.
+//! The API of OpenFilter Pipelines: the types of `filter.plainsight.ai/v1alpha1`, and the rules that say whether an object is valid. It never holds a Kubernetes client: everything here is a pure function.
 
 pub mod definitions;
-pub mod names;
 pub mod policy;
 pub mod rights;
 pub mod rules;
-pub mod run_id;
 pub mod v1alpha1;

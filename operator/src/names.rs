@@ -1,6 +1,6 @@
 //! Names of what a run is made of: derived from the run alone, so that every pass finds the same objects again.
 
-use crds::names::{LABEL_VALUE_MAX, shorten};
+use protocol::names::{LABEL_VALUE_MAX, shorten};
 
 /// The field manager of everything that this operator applies, and `managedBy` of its Jobs.
 pub const MANAGER: &str = "filter.plainsight.ai/operator";
@@ -14,11 +14,6 @@ pub const RUN_NAME_LABEL: &str = "filter.plainsight.ai/pipelinerun";
 pub const RUN_UID_LABEL: &str = "filter.plainsight.ai/run-uid";
 /// Annotation of the run's Secret: the epoch of its queue. Another one in Valkey means that data was lost.
 pub const EPOCH_ANNOTATION: &str = "filter.plainsight.ai/queue-epoch";
-
-/// The container that claims and fetches the file.
-pub const CLAIMER: &str = "claimer";
-/// The container that uploads the results.
-pub const PUBLISHER: &str = "publisher";
 
 /// Random characters that tell the pods of a run apart. Names are never used twice, because a pod's name is its name as a
 /// consumer too: 36^9 leaves a million pods one chance in 200 of a collision, which the API server then refuses.

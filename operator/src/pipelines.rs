@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
+use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
 use strum::VariantArray;
 
 use crate::context::Context;
@@ -156,9 +157,8 @@ async fn check_keys(ctx: &Context, bucket: &Bucket, own: &str) -> Result<Verdict
         );
         return Ok(Err((Reason::CredentialsMissing.into(), message)));
     };
-    let lacking = [secret::ACCESS_KEY_ID, secret::SECRET_ACCESS_KEY]
-        .into_iter()
-        .find(|key| secret::text(&found, key).is_none());
+    let lacking =
+        [ACCESS_KEY_ID, SECRET_ACCESS_KEY].into_iter().find(|key| secret::text(&found, key).is_none());
     Ok(lacking.map_or(Ok(()), |key| {
         let message = format!("Secret {namespace}/{name} has no {key}, or it is empty; add it to the Secret");
         Err((Reason::CredentialsInvalid.into(), message))

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
-
-use crate::names::CLAIMER;
+use protocol::container::{CLAIMER, PUBLISHER};
+use protocol::{Exit, Report};
 
 /// A worker pod.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,8 +151,7 @@ impl WorkerPod {
             _ if self.deleting.is_some() => false,
             Stage::Failed(Failed { container: None, .. }) => true,
             Stage::Failed(Failed { container: Some(container), exit_code, .. }) => {
-                // Exit codes of docs/claimer.md that come after a claim only: a workspace can be full before.
-                container == CLAIMER && !matches!(exit_code, Some(14..=17 | 20 | 21 | 24))
+                container == CLAIMER && !exit_code.and_then(Exit::from_code).is_some_and(Exit::is_after_claim)
             }
             Stage::Unschedulable(_)
             | Stage::Starting
@@ -255,11 +254,15 @@ fn terminated(container: &ContainerStatus) -> Option<&ContainerStateTerminated> 
 
 fn failure(container: &ContainerStatus) -> Option<Failed> {
     let ended = terminated(container).filter(|ended| ended.exit_code != 0)?;
+    let message = ended.message.clone().unwrap_or_default();
+    // A filter's message is its own, whatever it looks like.
+    let is_ours = container.name == CLAIMER || container.name == PUBLISHER;
+    let report = is_ours.then(|| Report::parse(&message)).flatten();
     Some(Failed {
         container: Some(container.name.clone()),
         exit_code: Some(ended.exit_code),
         reason: ended.reason.clone().unwrap_or_default(),
-        message: ended.message.clone().unwrap_or_default(),
+        message: report.and_then(|report| report.reason()).unwrap_or(message),
     })
 }
 
@@ -345,6 +348,22 @@ mod tests {
         assert_eq!(sidecar(json!("Always"), pulling.clone()), Stage::Working);
         assert!(matches!(sidecar(Value::Null, ended(1)), Stage::Failed(_)));
         assert!(matches!(sidecar(Value::Null, pulling), Stage::Stuck(_)));
+    }
+
+    #[test]
+    fn people_read_the_reason_of_a_report_and_the_words_of_a_filter() {
+        let message = |name: &str, said: &str| {
+            let state = json!({"terminated": {"exitCode": 15, "reason": "Error", "message": said}});
+            let stage =
+                read(json!({"phase": "Failed", "initContainerStatuses": [container(name, state)]})).stage;
+            let Stage::Failed(failed) = stage else { panic!("{stage:?}") };
+            failed.message
+        };
+        let report = "1763405000000-0 1 ObjectGone 5-9 fetch the file: s3://b/a: not found";
+        assert_eq!(message(CLAIMER, report), "ObjectGone: fetch the file: s3://b/a: not found");
+        assert_eq!(message(PUBLISHER, report), "ObjectGone: fetch the file: s3://b/a: not found");
+        assert_eq!(message("resize", report), report);
+        assert_eq!(message(CLAIMER, "ObjectGone: of an older claimer"), "ObjectGone: of an older claimer");
     }
 
     #[test]

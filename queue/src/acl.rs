@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crds::run_id::RunId;
+use protocol::RunId;
 use redis::{FromRedisValue, Value};
 use sha2::{Digest, Sha256};
 

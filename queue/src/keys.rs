@@ -1,6 +1,6 @@
 //! The keys of a run. Every script gets all of them, in this order.
 
-use crds::run_id::RunId;
+use protocol::RunId;
 
 /// Keys and group of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crds::run_id::RunId;
+use protocol::RunId;
 use redis::streams::StreamRangeReply;
 
 use crate::calls::{

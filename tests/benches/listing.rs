@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use crds::run_id::RunId;
 use futures::{StreamExt, stream};
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use operator::listing::list_into;
+use protocol::RunId;
 use queue::{Connection, File, Listing, Opened, Page, RunQueue};
 use storage::{Lister, Selection};
 use tests::program::mortal;

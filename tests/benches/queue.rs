@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crds::run_id::RunId;
+use protocol::RunId;
 use queue::{Connection, File, Opened, Page, RetryPolicy, RunQueue, Settlement, Verdict, Worker};
 use redis::aio::MultiplexedConnection;
 use tests::valkey::{Flavor, TestServer};

@@ -8,7 +8,7 @@ use tests::valkey::Options;
 
 use crate::harness::Bench;
 
-const AT_ONCE: RetryPolicy = RetryPolicy {
+pub const AT_ONCE: RetryPolicy = RetryPolicy {
     max_attempts: 3,
     backoff_initial: Duration::ZERO,
     backoff_max: Duration::ZERO,

@@ -16,7 +16,7 @@ use crate::harness::{BUCKET, Bench, listed, noise};
 const MIB: usize = 1024 * 1024;
 
 /// A bench whose storage is behind a proxy that can fail.
-async fn faulty() -> (Bench, FaultyS3) {
+pub async fn faulty() -> (Bench, FaultyS3) {
     let mut bench = Bench::start().await;
     let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
     bench.set("S3_ENDPOINT", &proxy.url).set("SINK_S3_ENDPOINT", &proxy.url);

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crds::run_id::RunId;
+use protocol::{Exit, Report, RunId};
 use queue::{File, Opened, Page, RunQueue, WorkerUser};
 use tempfile::TempDir;
 use tests::s3::{ACCESS_KEY, SECRET_KEY, TestS3, escape};
@@ -173,13 +173,20 @@ impl Bench {
 impl Ended {
     #[track_caller]
     pub fn assert_ok(&self) {
-        assert_eq!((self.code, self.message.as_str()), (0, ""), "{}", self.stderr);
+        assert_eq!((self.code, self.report().outcome), (0, Ok(())), "{}", self.stderr);
+    }
+
+    /// What the termination message says.
+    #[track_caller]
+    pub fn report(&self) -> Report {
+        Report::parse(&self.message).unwrap_or_else(|| panic!("no report: {:?}", self.message))
     }
 
     /// Failed with this code, and the message says it all in one line.
     #[track_caller]
     pub fn assert_failed(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{}", self.stderr);
+        assert_eq!(self.report().outcome.map_err(Exit::code), Err(code), "{}", self.message);
         assert_eq!(self.message.lines().count(), 1, "{}", self.message);
         for word in words {
             assert!(self.message.contains(word), "no {word:?} in {:?}", self.message);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response};
 use http_body_util::Full;
+use protocol::{Exit, Report};
 use tests::eventually;
 use tests::fake::{Fake, header, object, status};
 use tests::s3::escape;
@@ -163,5 +164,6 @@ async fn sigterm_ends_publishing_at_once() {
     // Much sooner than the storage is given up.
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     let message = fs::read_to_string(bench.folder.path().join("termination-log")).unwrap();
-    assert_eq!(message, "Terminated: ended by a signal");
+    let report = Report::parse(&message).unwrap();
+    assert_eq!((report.outcome, report.text.as_str()), (Err(Exit::Terminated), "ended by a signal"));
 }

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crds::run_id::RunId;
 use futures::{StreamExt, stream};
 use operator::listing::{ListingError, list_into};
+use protocol::RunId;
 use queue::{File, Listing, Opened, RunQueue};
 use redis::streams::StreamRangeReply;
 use storage::{Lister, Selection, StorageError};

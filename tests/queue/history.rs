@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crds::run_id::RunId;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use protocol::RunId;
 use queue::{
     Closed, Ending, Enqueued, EntryId, Failure, Fate, Listing, Opened, Page, Pending, Retention, RetryPolicy,
     RunQueue, Settlement, Verdict, Worker,

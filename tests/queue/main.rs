@@ -11,7 +11,7 @@ mod traps;
 
 use std::time::Duration;
 
-use crds::run_id::RunId;
+use protocol::RunId;
 use queue::{
     Claim, Connection, EntryId, Failure, File, Opened, Page, RetryPolicy, RunQueue, Server, Settlement,
     Verdict, Worker,

@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crds::run_id::RunId;
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
+use protocol::RunId;
 use queue::{DeadLetter, RunQueue, Server};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::{Duration, Instant};
 
 use crds::policy::{Policy, PolicySet, Usage};
-use crds::run_id::RunId;
 use crds::v1alpha1::{Phase, Pipeline, PipelineReference, PipelineRun, ReferenceGrant};
+use protocol::RunId;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -284,7 +284,7 @@ fn parallelism(run: &PipelineRun) -> i64 {
 /// The id of a run: the one in its queue keys, or derived from namespace and name.
 pub fn run_id(run: &PipelineRun, namespace: &str, name: &str) -> Option<RunId> {
     match &run.spec.queue {
-        Some(keys) => RunId::from_keys(keys).ok(),
+        Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()).ok(),
         None => RunId::derive(namespace, name).ok(),
     }
 }

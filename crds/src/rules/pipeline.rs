@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use protocol::container::{CLAIMER, PUBLISHER};
+
 use super::path::Path;
 use super::rule::Rule;
 use super::violation::{Findings, Violation, quote};
@@ -9,7 +11,7 @@ use super::{Context, Validate, bucket, env, image, names, quantity, suggest};
 use crate::v1alpha1::{Filter, Order, Pipeline, PipelineSpec, PodOptions};
 
 /// Containers that the operator adds to every worker pod.
-const RESERVED_NAMES: [&str; 2] = ["claimer", "publisher"];
+const RESERVED_NAMES: [&str; 2] = [CLAIMER, PUBLISHER];
 
 impl Validate for Pipeline {
     fn validate(&self, context: &Context<'_>) -> Vec<Violation> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use protocol::{RunId, RunIdError};
 use serde::Serialize;
 
 use super::path::Path;
@@ -12,7 +13,6 @@ use super::reference::{self, Reference};
 use super::rule::Rule;
 use super::violation::{Findings, Violation, quote};
 use super::{Context, Validate, bucket, env, names, time};
-use crate::run_id::{RunId, RunIdError};
 use crate::v1alpha1::{
     Execution, GrantFromKind, GrantToKind, Pipeline, PipelineReference, PipelineRun, PipelineRunSpec,
     QueueKeys, ReferenceGrant, RunSource,
@@ -204,7 +204,7 @@ fn check_max_failed(field: &Path, limit: &IntOrString, out: &mut Findings) {
 fn check_queue(field: &Path, queue: &QueueKeys, out: &mut Findings) {
     const FORM: &str =
         "write stream: pr:<runId>:work and group: cg:<runId>, or leave queue out and both are derived";
-    let Err(error) = RunId::from_keys(queue) else { return };
+    let Err(error) = RunId::from_keys(queue.stream.as_deref(), queue.group.as_deref()) else { return };
     let (at, rule) = match &error {
         RunIdError::Alone(_) if queue.stream.is_none() => (field.field("stream"), Rule::QueueKeysBoth),
         RunIdError::Alone(_) => (field.field("group"), Rule::QueueKeysBoth),

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use crds::rules::Context as Rules;
 use crds::rules::Validate;
-use crds::run_id::RunId;
 use crds::v1alpha1::Pipeline;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
+use protocol::RunId;
+use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
 use queue::{RunQueue, WorkerUser};
 use storage::Keys;
 
@@ -160,5 +161,5 @@ fn keys(wanted: &Credentials, found: &Secret) -> Result<Keys, Stop> {
             Stop::from(Reason::CredentialsInvalid.because(message))
         })
     };
-    Ok(Keys { id: text(secret::ACCESS_KEY_ID)?.into(), secret: text(secret::SECRET_ACCESS_KEY)?.into() })
+    Ok(Keys { id: text(ACCESS_KEY_ID)?.into(), secret: text(SECRET_ACCESS_KEY)?.into() })
 }

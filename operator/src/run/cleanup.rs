@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crds::run_id::RunId;
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
@@ -13,6 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
+use protocol::RunId;
 use queue::{RunQueue, WorkerUser};
 use serde::de::DeserializeOwned;
 use serde_json::json;

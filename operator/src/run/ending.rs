@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crds::run_id::RunId;
 use crds::v1alpha1::{Phase, PipelineRun};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt};
+use protocol::RunId;
 use queue::{Closed, Ending, Finished, WorkerUser};
 
 use super::build::owner;

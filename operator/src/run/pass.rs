@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crds::run_id::RunId;
 use crds::v1alpha1::{FailedFile, PipelineRun};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
+use protocol::RunId;
 use queue::RunQueue;
 
 use super::RESYNC;

@@ -17,8 +17,8 @@ use super::workers::BATCH;
 use super::{RESYNC, verdict};
 use crate::error::Error;
 use crate::metrics::Outcome;
-use crate::names::CLAIMER;
 use crate::pods::{Stage, WorkerPod};
+use protocol::container::CLAIMER;
 
 /// How much longer than its grace period a pod may take to go before its node counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(5);

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use crds::rules::{Context as Rules, Rule, Validate, Violation};
-use crds::run_id::RunId;
 use crds::v1alpha1::{Pipeline, PipelineRun};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
+use protocol::RunId;
 use queue::{Finished, Opened, RunQueue};
 
 use super::build::owner;
@@ -22,7 +22,7 @@ use crate::names;
 /// The runId, from the run's own keys or from its name.
 pub fn run_id(run: &PipelineRun) -> Result<RunId, Stop> {
     let id = match &run.spec.queue {
-        Some(keys) => RunId::from_keys(keys),
+        Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()),
         None => RunId::derive(&run.namespace().unwrap_or_default(), &run.name_any()),
     };
     id.map_err(|error| Reason::InvalidSpec.because(error.to_string()).into())

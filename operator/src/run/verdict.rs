@@ -1,8 +1,9 @@
 //! How an attempt ended, judged by its pod. Pure.
 
+use protocol::Exit;
+use protocol::container::{CLAIMER, PUBLISHER};
 use queue::{Failure, REASON_BYTES_MAX, Verdict};
 
-use crate::names::{CLAIMER, PUBLISHER};
 use crate::pods::{Failed, Stage, Stuck, WorkerPod};
 
 /// The verdict about the file of a pod that has ended; `None` while it has not.
@@ -32,7 +33,7 @@ fn of_failure(failed: &Failed, non_retryable: &[i32]) -> Verdict {
 
 /// Whether the claimer or publisher ended by itself with this code, and so has said why.
 fn says_why(exit_code: i32) -> bool {
-    matches!(exit_code, 10..=24 | 143)
+    Exit::from_code(exit_code).is_some()
 }
 
 /// One text that says who failed, how, and what was said last.

@@ -12,8 +12,10 @@ use kube::{Api, ResourceExt};
 use super::build::job;
 use super::pass::Pass;
 use crate::error::{Error, Obstacle, Reason, is_refusal, refused};
-use crate::names::{self, CLAIMER};
+use crate::names;
 use crate::pods::{Failed, Stage, WorkerPod};
+use protocol::Exit;
+use protocol::container::CLAIMER;
 
 /// Requests at once, and the most pods that one pass creates, or removes because they are settled: those that end meanwhile are
 /// settled by the next pass, and wait no longer than these requests take.
@@ -153,7 +155,7 @@ impl Pass<'_> {
 pub fn died_without_a_file(pods: &[Arc<WorkerPod>]) -> Option<&str> {
     let Stage::Failed(Failed { reason, message, exit_code, .. }) = &pods.last()?.stage else { return None };
     // The run was closed meanwhile: that is how idle claimers notice.
-    if *exit_code == Some(13) {
+    if *exit_code == Some(Exit::RunClosed.code()) {
         return None;
     }
     Some(if message.is_empty() { reason } else { message })

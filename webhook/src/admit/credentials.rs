@@ -2,6 +2,7 @@
 //! webhook that watched them would hold every password of the cluster.
 
 use crds::v1alpha1::{Bucket, Pipeline};
+use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -9,7 +10,7 @@ use super::live::Live;
 use crate::review::{Answer, Request};
 
 /// What a bucket's Secret must hold.
-const KEYS: [&str; 2] = ["accessKeyId", "secretAccessKey"];
+const KEYS: [&str; 2] = [ACCESS_KEY_ID, SECRET_ACCESS_KEY];
 
 /// Checks every Secret that a Pipeline names. On a dry run what is missing is a warning: an engine dry-runs a whole
 /// commit before it applies any of it, and the Secret may be in it. On the real apply Secrets come first.

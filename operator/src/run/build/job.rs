@@ -1,17 +1,18 @@
 //! The one Job of a run. The operator creates its pods and writes its status (`managedBy`): the built-in controller would
 //! delay all pods after each failure, and could not complete a Job with a dead-lettered file.
 
-use crds::run_id::RunId;
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
+use protocol::RunId;
+use protocol::container::{CLAIMER, PUBLISHER};
 
 use super::owner;
 use super::pod::Recipe;
 use crate::args::WorkerSettings;
-use crate::names::{self, CLAIMER, MANAGER, PUBLISHER};
+use crate::names::{self, MANAGER};
 
 /// Failures are the queue's business; the field is required to be a number, and this one never matters.
 const BACKOFF_LIMIT: i32 = i32::MAX;

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crds::run_id::RunId;
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::ListParams;
 use kube::{Resource, ResourceExt};
+use protocol::RunId;
+use protocol::names::{LABEL_VALUE_MAX, shorten};
 
 use crate::names::{RUN_LABEL, RUN_NAME_LABEL, RUN_UID_LABEL};
 
@@ -35,7 +36,7 @@ pub fn metadata(run: &PipelineRun, run_id: &RunId, name: String) -> ObjectMeta {
 
 /// The labels of everything that belongs to the run.
 pub fn labels(run: &PipelineRun, run_id: &RunId) -> BTreeMap<String, String> {
-    let name = crds::names::shorten(&run.name_any(), crds::names::LABEL_VALUE_MAX);
+    let name = shorten(&run.name_any(), LABEL_VALUE_MAX);
     BTreeMap::from([
         (RUN_LABEL.to_owned(), run_id.label_value()),
         (RUN_NAME_LABEL.to_owned(), name),

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use crds::run_id::RunId;
 use crds::v1alpha1::{Bucket, Filter, Order, PipelineRun, PodOptions};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, ObjectFieldSelector,
@@ -13,12 +12,15 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
+use protocol::container::{CLAIMER, PUBLISHER};
+use protocol::secret;
+use protocol::{RunId, env};
 use serde_json::Value;
 
+use super::owner;
 use super::snapshot::{Role, Snapshot};
-use super::{owner, secret};
 use crate::args::WorkerSettings;
-use crate::names::{self, CLAIMER, PUBLISHER};
+use crate::names;
 
 /// The volume that the containers share.
 const WORKSPACE: (&str, &str) = ("workspace", "/ws");
@@ -118,7 +120,7 @@ impl Recipe<'_> {
         let filters: Vec<&str> =
             self.snapshot.spec.filters.iter().map(|filter| filter.name.as_str()).collect();
         let mut env = self.queue_env();
-        env.push(variable("OPENFILTER_FILTERS", filters.join(",")));
+        env.push(variable(env::FILTERS, filters.join(",")));
         env.extend(self.bucket_env(Role::Source, &self.snapshot.spec.source.bucket));
         self.own_container(CLAIMER, "claim", env)
     }
@@ -126,10 +128,10 @@ impl Recipe<'_> {
     fn publisher(&self, sink: &Bucket) -> Container {
         let mut env = self.bucket_env(Role::Source, &self.snapshot.spec.source.bucket);
         // The Pipeline's prefix, not the run's: a result has the same name whichever run made it.
-        env.push(variable("S3_PREFIX", &self.snapshot.spec.source.bucket.prefix));
+        env.push(variable(env::SOURCE.prefix, &self.snapshot.spec.source.bucket.prefix));
         env.extend(self.bucket_env(Role::Sink, sink));
-        env.push(variable("SINK_S3_PREFIX", &sink.prefix));
-        env.push(variable("SINK_FROM", self.snapshot.published_filter().unwrap_or_default()));
+        env.push(variable(env::SINK.prefix, &sink.prefix));
+        env.push(variable(env::SINK_FROM, self.snapshot.published_filter().unwrap_or_default()));
         self.own_container(PUBLISHER, "publish", env)
     }
 
@@ -185,39 +187,38 @@ impl Recipe<'_> {
     fn queue_env(&self) -> Vec<EnvVar> {
         let user = names::queue_secret(&self.run.name_any());
         let mut env = vec![
-            variable("STREAM", self.run_id.key("work")),
-            variable("GROUP", self.run_id.group()),
-            variable("VALKEY_URL", &self.worker.valkey_url),
-            from_secret("VALKEY_USERNAME", &user, secret::USERNAME),
-            from_secret("VALKEY_PASSWORD", &user, secret::PASSWORD),
-            from_field("CONSUMER_NAME", "metadata.name"),
-            from_field("POD_NAME", "metadata.name"),
+            variable(env::STREAM, self.run_id.key("work")),
+            variable(env::GROUP, self.run_id.group()),
+            variable(env::VALKEY_URL, &self.worker.valkey_url),
+            from_secret(env::VALKEY_USERNAME, &user, secret::USERNAME),
+            from_secret(env::VALKEY_PASSWORD, &user, secret::PASSWORD),
+            from_field(env::CONSUMER_NAME, "metadata.name"),
+            from_field(env::POD_NAME, "metadata.name"),
             from_field("POD_NAMESPACE", "metadata.namespace"),
         ];
-        env.extend(self.worker.valkey_ca.as_ref().map(|ca| variable("VALKEY_CA_CERTIFICATE", ca)));
+        env.extend(self.worker.valkey_ca.as_ref().map(|ca| variable(env::VALKEY_CA_CERTIFICATE, ca)));
         env
     }
 
     fn bucket_env(&self, role: Role, bucket: &Bucket) -> Vec<EnvVar> {
-        let prefix = match role {
-            Role::Source => "",
-            Role::Sink => "SINK_",
+        let name = match role {
+            Role::Source => env::SOURCE,
+            Role::Sink => env::SINK,
         };
-        let name = |setting: &str| format!("{prefix}S3_{setting}");
         let mut env = vec![
-            variable(&name("BUCKET"), &bucket.name),
-            variable(&name("ENDPOINT"), &bucket.endpoint),
-            variable(&name("REGION"), &bucket.region),
-            variable(&name("USE_PATH_STYLE"), bucket.use_path_style.to_string()),
-            variable(&name("INSECURE_SKIP_TLS_VERIFY"), bucket.insecure_skip_tls_verify.to_string()),
+            variable(name.bucket, &bucket.name),
+            variable(name.endpoint, &bucket.endpoint),
+            variable(name.region, &bucket.region),
+            variable(name.use_path_style, bucket.use_path_style.to_string()),
+            variable(name.insecure_skip_tls_verify, bucket.insecure_skip_tls_verify.to_string()),
         ];
         let secrets = self.snapshot.secrets();
         if let Some(keys) = secrets.iter().find(|secret| secret.role == role) {
             let own = Some(&keys.namespace) == self.run.metadata.namespace.as_ref();
             let copy = names::credentials_copy(&self.run.name_any(), role.as_ref());
             let from = if own { &keys.name } else { &copy };
-            env.push(from_secret(&name("ACCESS_KEY_ID"), from, secret::ACCESS_KEY_ID));
-            env.push(from_secret(&name("SECRET_ACCESS_KEY"), from, secret::SECRET_ACCESS_KEY));
+            env.push(from_secret(name.access_key_id, from, secret::ACCESS_KEY_ID));
+            env.push(from_secret(name.secret_access_key, from, secret::SECRET_ACCESS_KEY));
         }
         env
     }

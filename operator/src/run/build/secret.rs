@@ -2,25 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crds::run_id::RunId;
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
+use protocol::RunId;
+use protocol::secret::{ACCESS_KEY_ID, PASSWORD, SECRET_ACCESS_KEY, USERNAME};
 use queue::{Password, WorkerUser};
 
 use super::owner;
 use super::snapshot::Role;
 use crate::names::{self, EPOCH_ANNOTATION};
-
-/// Keys of the Secret with the Valkey user.
-pub const USERNAME: &str = "username";
-/// Its password.
-pub const PASSWORD: &str = "password";
-/// Keys of a credentials Secret.
-pub const ACCESS_KEY_ID: &str = "accessKeyId";
-/// Its secret part.
-pub const SECRET_ACCESS_KEY: &str = "secretAccessKey";
 
 /// The Secret of the run's Valkey user.
 pub fn queue(run: &PipelineRun, run_id: &RunId, user: &WorkerUser) -> Secret {

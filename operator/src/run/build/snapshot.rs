@@ -1,11 +1,11 @@
 //! The Pipeline as it was when the run started. Everything of a run is built from it: editing or deleting the Pipeline
 //! affects later runs only.
 
-use crds::run_id::RunId;
 use crds::v1alpha1::{Bucket, Filter, Pipeline, PipelineRun, PipelineSpec, SecretReference};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use kube::ResourceExt;
+use protocol::RunId;
 use serde::{Deserialize, Serialize};
 
 use super::owner;

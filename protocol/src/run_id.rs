@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::names::{LABEL_VALUE_MAX, shorten};
-use crate::v1alpha1::QueueKeys;
 
 /// Longest runId: a key name stays readable, and `<namespace>.<name>` mostly fits uncut.
 pub const RUN_ID_MAX: usize = 128;
@@ -57,22 +56,22 @@ impl RunId {
         shorten(&format!("{namespace}.{name}"), RUN_ID_MAX).parse()
     }
 
-    /// The id that a run's `spec.queue` holds.
-    pub fn from_keys(keys: &QueueKeys) -> Result<Self, RunIdError> {
-        let (stream, group) = match (&keys.stream, &keys.group) {
+    /// The id that the stream and the group of a run's `spec.queue` hold.
+    pub fn from_keys(stream: Option<&str>, group: Option<&str>) -> Result<Self, RunIdError> {
+        let (stream, group) = match (stream, group) {
             (Some(stream), Some(group)) => (stream, group),
-            (Some(key), None) | (None, Some(key)) => return Err(RunIdError::Alone(key.clone())),
+            (Some(key), None) | (None, Some(key)) => return Err(RunIdError::Alone(key.to_owned())),
             (None, None) => return Err(RunIdError::Neither),
         };
         let in_stream: Self = stream
             .strip_prefix("pr:")
             .and_then(|rest| rest.strip_suffix(":work"))
-            .ok_or_else(|| RunIdError::Stream(stream.clone()))?
+            .ok_or_else(|| RunIdError::Stream(stream.to_owned()))?
             .parse()?;
         let in_group: Self =
-            group.strip_prefix("cg:").ok_or_else(|| RunIdError::Group(group.clone()))?.parse()?;
+            group.strip_prefix("cg:").ok_or_else(|| RunIdError::Group(group.to_owned()))?.parse()?;
         if in_stream != in_group {
-            return Err(RunIdError::Different { stream: stream.clone(), group: group.clone() });
+            return Err(RunIdError::Different { stream: stream.to_owned(), group: group.to_owned() });
         }
         Ok(in_stream)
     }
@@ -126,11 +125,12 @@ impl fmt::Display for RunId {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
-    fn keys(stream: &str, group: &str) -> QueueKeys {
-        QueueKeys { stream: Some(stream.into()), group: Some(group.into()) }
+    fn from_keys(stream: &str, group: &str) -> Result<RunId, RunIdError> {
+        RunId::from_keys(Some(stream), Some(group))
     }
 
     #[test]
@@ -155,18 +155,17 @@ mod tests {
 
     #[test]
     fn queue_keys_give_one_run_id_or_say_why_not() {
-        assert_eq!(RunId::from_keys(&keys("pr:a.b:work", "cg:a.b")), RunId::derive("a", "b"));
-        let clustered = RunId::from_keys(&keys("pr:{a.b}:work", "cg:{a.b}")).unwrap();
+        assert_eq!(from_keys("pr:a.b:work", "cg:a.b"), RunId::derive("a", "b"));
+        let clustered = from_keys("pr:{a.b}:work", "cg:{a.b}").unwrap();
         assert_eq!((clustered.as_str(), clustered.key("work").as_str()), ("a.b", "pr:{a.b}:work"));
         assert_eq!(clustered.group(), "cg:{a.b}");
 
-        assert!(matches!(RunId::from_keys(&keys("pr:a:work", "cg:b")), Err(RunIdError::Different { .. })));
-        assert!(matches!(RunId::from_keys(&keys("pr:a:work", "cg:{a}")), Err(RunIdError::Different { .. })));
-        assert!(matches!(RunId::from_keys(&keys("a", "cg:a")), Err(RunIdError::Stream(_))));
-        assert!(matches!(RunId::from_keys(&keys("pr:a:work", "a")), Err(RunIdError::Group(_))));
-        let half = QueueKeys { stream: Some("pr:a:work".into()), group: None };
-        assert_eq!(RunId::from_keys(&half), Err(RunIdError::Alone("pr:a:work".into())));
-        let none = QueueKeys { stream: None, group: None };
-        assert_eq!(RunId::from_keys(&none), Err(RunIdError::Neither));
+        assert!(matches!(from_keys("pr:a:work", "cg:b"), Err(RunIdError::Different { .. })));
+        assert!(matches!(from_keys("pr:a:work", "cg:{a}"), Err(RunIdError::Different { .. })));
+        assert!(matches!(from_keys("a", "cg:a"), Err(RunIdError::Stream(_))));
+        assert!(matches!(from_keys("pr:a:work", "a"), Err(RunIdError::Group(_))));
+        assert_eq!(RunId::from_keys(Some("pr:a:work"), None), Err(RunIdError::Alone("pr:a:work".into())));
+        assert_eq!(RunId::from_keys(None, Some("cg:a")), Err(RunIdError::Alone("cg:a".into())));
+        assert_eq!(RunId::from_keys(None, None), Err(RunIdError::Neither));
     }
 }

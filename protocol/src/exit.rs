@@ -1,0 +1,105 @@
+//! The claimer's exit codes. The operator reads them from the pod; docs/claimer.md lists them.
+
+use strum::{AsRefStr, EnumString, VariantArray};
+
+/// Exit codes. They start at 10, so that none is mistaken for a shell's or the runtime's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumString, VariantArray)]
+#[repr(u8)]
+pub enum Exit {
+    /// The settings are unusable: the operator made a mistake in the pod.
+    BadSettings = 10,
+    /// Valkey did not answer for as long as `QUEUE_TIMEOUT`.
+    QueueUnreachable = 11,
+    /// Valkey refused user, password or rights for as long as `QUEUE_DENIED_TIMEOUT`.
+    QueueDenied = 12,
+    /// The run is closed or deleted: there is nothing to claim.
+    RunClosed = 13,
+    /// The storage refuses us (401, 403), or there are no credentials.
+    NoAccess = 14,
+    /// The object or its bucket does not exist.
+    ObjectGone = 15,
+    /// The object is not the one that was listed: its etag, length or checksum differs.
+    ObjectChanged = 16,
+    /// The storage does not answer, answers 408, 429 or 5xx, or its certificate is not trusted; after all tries.
+    StorageUnreachable = 17,
+    /// No space left in the workspace.
+    DiskFull = 18,
+    /// Another failure of the workspace.
+    LocalIo = 19,
+    /// Not every result could be uploaded, or one is not what was sent.
+    PublishIncomplete = 20,
+    /// The storage ended the body early, at every try.
+    ObjectTruncated = 21,
+    /// Valkey answered with something that this version does not understand.
+    QueueBroken = 22,
+    /// The folder of results is empty or missing.
+    NothingToPublish = 23,
+    /// The storage refuses the request itself (another 4xx).
+    StorageRefused = 24,
+    /// SIGTERM or SIGINT.
+    Terminated = 143,
+}
+
+impl Exit {
+    /// The number.
+    pub fn code(self) -> i32 {
+        i32::from(self as u8)
+    }
+
+    /// What a number means; `None` for one that the claimer never ends with by itself.
+    pub fn from_code(code: i32) -> Option<Self> {
+        Self::VARIANTS.iter().copied().find(|exit| exit.code() == code)
+    }
+
+    /// Whether the storage as a whole may be the cause: it does not answer, fails, or refuses us. What it says about one
+    /// object (gone, changed, cut off, refused as a request) is not.
+    pub fn is_of_storage(self) -> bool {
+        matches!(self, Self::NoAccess | Self::StorageUnreachable)
+    }
+
+    /// Whether it can only happen with a claimed file. A workspace can be full or broken before.
+    pub fn is_after_claim(self) -> bool {
+        match self {
+            Self::NoAccess
+            | Self::ObjectGone
+            | Self::ObjectChanged
+            | Self::StorageUnreachable
+            | Self::PublishIncomplete
+            | Self::ObjectTruncated
+            | Self::NothingToPublish
+            | Self::StorageRefused => true,
+            Self::BadSettings
+            | Self::QueueUnreachable
+            | Self::QueueDenied
+            | Self::RunClosed
+            | Self::DiskFull
+            | Self::LocalIo
+            | Self::QueueBroken
+            | Self::Terminated => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exit_code_is_documented() {
+        let docs = include_str!("../../docs/claimer.md");
+        for exit in Exit::VARIANTS {
+            let row = format!("| {} | `{}` |", exit.code(), exit.as_ref());
+            assert!(docs.contains(&row), "docs/claimer.md has no row {row}");
+        }
+    }
+
+    #[test]
+    fn only_our_own_codes_have_a_meaning() {
+        for exit in Exit::VARIANTS {
+            assert_eq!(Exit::from_code(exit.code()), Some(*exit));
+        }
+        for other in [-1, 0, 1, 9, 101, 128, 137, 255, 266] {
+            assert_eq!(Exit::from_code(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! What the programs of OpenFilter Pipelines agree on: the id of a run, the claimer's exit codes and report, and the names of
+//! variables, Secret keys and containers in a worker pod. Each stands here once.
+//!
+//! Small enough for every program: no Kubernetes, no Valkey, no storage, no policy engine.
+
+pub mod container;
+pub mod env;
+mod exit;
+pub mod names;
+mod report;
+mod run_id;
+pub mod secret;
+
+pub use exit::Exit;
+pub use report::Report;
+pub use run_id::{RUN_ID_MAX, RunId, RunIdError};

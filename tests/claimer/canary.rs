@@ -1,0 +1,174 @@
+//! The canary: after a failure of the storage one byte of an object that could be read before, so that a single bad object
+//! is told from a storage that is down.
+
+use std::time::Duration;
+
+use http::Method;
+use protocol::Exit;
+use testbed::{Fault, FaultyS3, Rule};
+use tests::fake::{Fake, header, status};
+
+use crate::faults::faulty;
+use crate::harness::{BUCKET, Bench, Ended, listed, noise};
+use crate::publish::with_results;
+
+/// A bench with the file `bad` to fetch, and with `good` as the canary.
+async fn with_canary() -> (Bench, FaultyS3) {
+    let (mut bench, proxy) = faulty().await;
+    bench.offer("bad", b"x").await;
+    bench.store("good", b"many bytes").await;
+    bench.set("S3_CANARY_KEY", "good");
+    (bench, proxy)
+}
+
+fn ended_as(ended: &Ended) -> (Result<(), Exit>, Option<bool>) {
+    let report = ended.report();
+    (report.outcome, report.canary)
+}
+
+#[tokio::test]
+async fn one_object_that_fails_leaves_the_storage_up() {
+    for (fault, exit) in [
+        (Fault::Forbidden, Exit::NoAccess),
+        (Fault::InternalError, Exit::StorageUnreachable),
+        (Fault::SlowDown, Exit::StorageUnreachable),
+    ] {
+        let (bench, proxy) = with_canary().await;
+        proxy.inject(Rule::every(fault, "/bad"));
+        assert_eq!(ended_as(&bench.claim().await), (Err(exit), Some(true)), "{fault:?}");
+        bench.assert_no_input();
+    }
+}
+
+#[tokio::test]
+async fn a_storage_that_fails_for_every_object_is_down() {
+    for (fault, exit) in
+        [(Fault::Forbidden, Exit::NoAccess), (Fault::InternalError, Exit::StorageUnreachable)]
+    {
+        let (bench, proxy) = with_canary().await;
+        proxy.inject(Rule::every(fault, ""));
+        assert_eq!(ended_as(&bench.claim().await), (Err(exit), Some(false)), "{fault:?}");
+    }
+    let (mut bench, _proxy) = with_canary().await;
+    bench.set("S3_ENDPOINT", "http://127.0.0.1:1");
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::StorageUnreachable), Some(false)));
+}
+
+/// With the default: a run learns soon that its storage is gone.
+#[tokio::test]
+async fn a_refused_connection_is_given_up_within_five_seconds() {
+    let (mut bench, _proxy) = with_canary().await;
+    bench.set("S3_ENDPOINT", "http://127.0.0.1:1").env.remove("S3_MAX_ATTEMPTS");
+    let ended = bench.claim().await;
+    assert_eq!(ended_as(&ended), (Err(Exit::StorageUnreachable), Some(false)));
+    let report = ended.report();
+    assert!(report.ended_ms - report.started_ms < 5_000, "{}", ended.message);
+}
+
+#[tokio::test]
+async fn without_a_canary_nothing_is_claimed_about_the_storage() {
+    let (mut bench, proxy) = with_canary().await;
+    proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
+    for none in ["", "bad"] {
+        bench.set("S3_CANARY_KEY", none);
+        assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), None), "canary {none:?}");
+    }
+    // One that was deleted since proves nothing either.
+    bench.set("S3_CANARY_KEY", "never stored");
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), None));
+}
+
+#[tokio::test]
+async fn a_failure_of_the_file_itself_asks_for_no_canary() {
+    let (bench, proxy) = with_canary().await;
+    proxy.inject(Rule::every(Fault::Missing, "/bad"));
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::ObjectGone), None));
+    proxy.heal();
+    bench.store("bad", b"y").await;
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::ObjectChanged), None));
+    let asked = proxy.seen().into_iter().filter(|line| line.contains("/good")).count();
+    assert_eq!(asked, 0, "{:?}", proxy.seen());
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_asks_for_no_canary() {
+    let (mut bench, proxy) = faulty().await;
+    bench.offer("cut", &noise(20 * 1024 * 1024)).await;
+    bench.store("good", b"x").await;
+    bench.set("S3_CANARY_KEY", "good");
+    proxy.inject(Rule::every(Fault::Truncated(3 * 1024 * 1024), "/cut").method(Method::GET));
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::ObjectTruncated), None));
+}
+
+#[tokio::test]
+async fn one_byte_is_read_and_an_empty_canary_is_as_good() {
+    let (bench, proxy) = with_canary().await;
+    bench.store("good", b"").await;
+    proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), Some(true)));
+
+    let mut bench = Bench::start().await;
+    let server = Fake::start(|request| {
+        let canary = request.uri().path() == format!("/{BUCKET}/good");
+        // As services answer who asks for the first byte of nothing.
+        if canary { status(416) } else { status(403) }
+    })
+    .await;
+    bench.set("S3_ENDPOINT", format!("http://{}", server.address)).set("S3_CANARY_KEY", "good");
+    bench.enqueue(vec![listed("bad", b"x")]).await;
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), Some(true)));
+    let ranges: Vec<String> =
+        server.requests().iter().map(|request| header(request, "range").to_owned()).collect();
+    assert_eq!(ranges, ["", "bytes=0-0"]);
+}
+
+#[tokio::test]
+async fn a_silent_storage_delays_the_end_by_five_seconds_at_most() {
+    let (mut bench, proxy) = with_canary().await;
+    bench.set("S3_MAX_ATTEMPTS", "1");
+    proxy.inject(Rule::every(Fault::InternalError, "/bad"));
+    proxy.inject(Rule::every(Fault::Stuck, "/good"));
+    let ended = bench.claim().await;
+    assert_eq!(ended_as(&ended), (Err(Exit::StorageUnreachable), Some(false)));
+    let report = ended.report();
+    assert!((5_000..8_000).contains(&(report.ended_ms - report.started_ms)), "{}", ended.message);
+}
+
+#[tokio::test]
+async fn a_failed_upload_looks_up_the_last_result() {
+    let mut bench = with_results(&[("bad", b"1")]).await;
+    let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
+    bench.set("SINK_S3_ENDPOINT", &proxy.url);
+    bench.s3.client.put("results", "out/before/good", b"2".to_vec()).await.unwrap();
+    proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
+    assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), None), "no canary is known");
+
+    bench.set("SINK_S3_CANARY_KEY", "out/before/good");
+    assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), Some(true)));
+    assert!(proxy.seen().iter().any(|line| line.starts_with("HEAD") && line.contains("/good")));
+    assert!(!proxy.seen().iter().any(|line| line.starts_with("GET")), "{:?}", proxy.seen());
+
+    proxy.inject(Rule::every(Fault::InternalError, "/good"));
+    assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), Some(false)));
+
+    // The name of the very result that fails.
+    bench.set("SINK_S3_CANARY_KEY", "out/day 1/ü\n.mp4/bad");
+    assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), None));
+}
+
+#[tokio::test]
+async fn a_canary_whose_service_does_not_answer_in_time_keeps_sigterm_short() {
+    let (mut bench, proxy) = with_canary().await;
+    bench.set("S3_MAX_ATTEMPTS", "1");
+    proxy.inject(Rule::every(Fault::InternalError, "/bad"));
+    proxy.inject(Rule::every(Fault::Stuck, "/good"));
+    let mut child = bench.command().spawn().unwrap();
+    tests::eventually("the canary is asked for", || async {
+        proxy.seen().iter().any(|line| line.contains("/good"))
+    })
+    .await;
+    let (start, pid) = (std::time::Instant::now(), child.id().unwrap().to_string());
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert_eq!(child.wait().await.unwrap().code(), Some(143));
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+}
