@@ -26,6 +26,16 @@ pub enum Error {
         #[source]
         source: RedisError,
     },
+    /// The server is at its `maxmemory` and refuses what would use more of it. Settling files and ending runs frees memory
+    /// and is not refused.
+    #[error("cannot {doing}: Valkey has no memory left")]
+    Full {
+        /// What was being done.
+        doing: &'static str,
+        /// What the server said.
+        #[source]
+        source: RedisError,
+    },
     /// The queue that was opened is gone, is another one, or its parts do not add up: data was lost.
     #[error("find the queue of the run again to {doing}: Valkey has lost data of it")]
     Lost {
@@ -64,14 +74,14 @@ pub enum Error {
     /// The connection settings are unusable.
     #[error("use the Valkey settings: {detail}")]
     Config {
-        /// What is wrong and how to mend it.
+        /// What is wrong and how to fix it.
         detail: String,
     },
 }
 
-/// What a server says that starts, fails over, or is out of memory, disk or replicas for now.
-const WEATHER: [&str; 9] =
-    ["LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "NOREPLICAS", "BUSY"];
+/// Replies of a server that starts, fails over, or is out of disk or replicas for now.
+const TRANSIENT: [&str; 8] =
+    ["LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "BUSY"];
 
 impl Error {
     pub(crate) fn from_redis(doing: &'static str, source: RedisError) -> Self {
@@ -79,11 +89,13 @@ impl Error {
             || ["WRONGPASS", "NOAUTH", "NOPERM"].iter().any(|code| has_code(&source, code))
             // What a server with a password says to a long command before any password.
             || source.to_string().contains("unauthenticated");
-        let weather = WEATHER.iter().any(|code| has_code(&source, code))
+        let transient = TRANSIENT.iter().any(|code| has_code(&source, code))
             || source.to_string().contains("max number of clients");
         if denied {
             Self::Denied { doing, source }
-        } else if weather || source.is_io_error() || source.is_timeout() || source.is_connection_dropped() {
+        } else if has_code(&source, "OOM") {
+            Self::Full { doing, source }
+        } else if transient || source.is_io_error() || source.is_timeout() || source.is_connection_dropped() {
             Self::Unavailable { doing, source }
         } else {
             Self::Server { doing, source }
@@ -94,10 +106,10 @@ impl Error {
         Self::Reply { doing, detail: detail.into() }
     }
 
-    /// Whether trying again later can help without anybody changing anything.
+    /// Whether trying again later can help without any change to the settings.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unavailable { .. } | Self::Denied { .. } => true,
+            Self::Unavailable { .. } | Self::Denied { .. } | Self::Full { .. } => true,
             Self::Lost { .. }
             | Self::Closed { .. }
             | Self::Server { .. }

@@ -26,8 +26,6 @@ use crate::pods::{Stage, WorkerPod};
 const LOST_AFTER: Duration = Duration::from_secs(5);
 /// How long a node may take to say that a pod has ended of which nothing runs any more.
 const TIDIED_WITHIN: Duration = Duration::from_secs(30);
-/// Claims that are looked at in one call.
-const PAGE: usize = 1_000;
 
 /// What is settled, and how.
 pub struct Settling<'a> {
@@ -67,7 +65,7 @@ fn outcome(fate: &Fate) -> Option<Outcome> {
         Fate::Succeeded => Some(Outcome::Succeeded),
         Fate::Retrying { .. } => Some(Outcome::Retried),
         Fate::DeadLettered { .. } => Some(Outcome::Failed),
-        Fate::Released => Some(Outcome::Released),
+        Fate::Disrupted { .. } | Fate::Released => Some(Outcome::Released),
         // Settled before, by another operator: it has counted it.
         Fate::Ignored => None,
     }
@@ -174,18 +172,12 @@ impl Settling<'_> {
         if !self.scan_is_due() && !self.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
             return Ok(());
         }
-        let mut after = None;
-        loop {
-            let page = self.queue.pending(after.as_ref(), limit, PAGE).await?;
-            for claim in &page {
-                let failure = Verdict::Failed(verdict::timed_out(limit));
-                ended.entry(claim.consumer.clone()).or_insert((failure, None));
-            }
-            match page.last() {
-                Some(last) if page.len() == PAGE => after = Some(last.entry.clone()),
-                _ => return Ok(()),
-            }
-        }
+        let note = |claim: &queue::Pending| {
+            let failure = Verdict::Failed(verdict::timed_out(limit));
+            ended.entry(claim.consumer.clone()).or_insert((failure, None));
+        };
+        self.queue.for_each_pending(limit, note).await?;
+        Ok(())
     }
 
     async fn settle(&mut self, settlements: &[Settlement]) -> Result<(), Error> {
@@ -199,6 +191,7 @@ impl Settling<'_> {
             }
             let failure = match &settlement.verdict {
                 Verdict::Failed(failure) | Verdict::Rejected(failure) => Some(failure),
+                Verdict::Disrupted(disruption) => Some(&disruption.failure),
                 Verdict::Succeeded | Verdict::Released => None,
             };
             if let (Fate::DeadLettered { file, attempts }, Some(failure)) = (&fate, failure) {
@@ -250,34 +243,29 @@ impl Settling<'_> {
         }
         let (mut again, mut strays) = (false, Vec::new());
         let known: HashSet<&str> = self.pods.iter().map(|pod| pod.name.as_str()).collect();
-        let (mut absent, mut after) = (HashSet::new(), None);
-        loop {
-            let page = self.queue.pending(after.as_ref(), Duration::ZERO, PAGE).await?;
-            for claim in &page {
-                if !known.contains(claim.consumer.as_str()) {
-                    absent.insert(claim.consumer.clone());
-                    continue;
-                }
-                match self.memory.settled.get(&claim.consumer) {
-                    None => {}
-                    // The file that was settled is pending again: Valkey went back to before that.
-                    Some(file) if file.as_ref() == Some(&claim.entry) => {
-                        self.memory.settled.remove(&claim.consumer);
-                        again = true;
-                    }
-                    // Another one was handed to it while nobody listened.
-                    Some(_) => strays.push(Settlement {
-                        entry: claim.entry.clone(),
-                        consumer: claim.consumer.clone(),
-                        verdict: Verdict::Released,
-                    }),
-                }
+        let mut absent = HashSet::new();
+        let settled = &mut self.memory.settled;
+        let compare = |claim: &queue::Pending| {
+            if !known.contains(claim.consumer.as_str()) {
+                absent.insert(claim.consumer.clone());
+                return;
             }
-            match page.last() {
-                Some(last) if page.len() == PAGE => after = Some(last.entry.clone()),
-                _ => break,
+            match settled.get(&claim.consumer) {
+                None => {}
+                // The file that was settled is pending again: Valkey went back to before that.
+                Some(file) if file.as_ref() == Some(&claim.entry) => {
+                    settled.remove(&claim.consumer);
+                    again = true;
+                }
+                // Another one was handed to it while nobody listened.
+                Some(_) => strays.push(Settlement {
+                    entry: claim.entry.clone(),
+                    consumer: claim.consumer.clone(),
+                    verdict: Verdict::Released,
+                }),
             }
-        }
+        };
+        self.queue.for_each_pending(Duration::ZERO, compare).await?;
         self.settle(&strays).await?;
         // The watch may be late, but a list is not: a pod that has claimed was there before this was asked.
         if !absent.is_empty() {
@@ -300,7 +288,7 @@ impl Settling<'_> {
                 self.dead_lettered(file, *attempts, &failure, None);
             }
             let outcome = outcome(fate).map(|outcome| match outcome {
-                Outcome::Retried => Outcome::Reclaimed,
+                Outcome::Retried | Outcome::Released => Outcome::Reclaimed,
                 other => other,
             });
             if let Some(outcome) = outcome {

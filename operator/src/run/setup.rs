@@ -11,7 +11,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
-use queue::{Finished, Opened, RunQueue, WorkerUser};
+use queue::{Finished, Opened, Owner, RunQueue, WorkerUser};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use storage::{AddressGuard, Keys};
@@ -261,11 +261,16 @@ pub async fn queue(
     if let Some(queue) = &memory.queue {
         return Ok(Queue::Open(Box::new(queue.clone())));
     }
-    let uid = run.uid().unwrap_or_default();
-    let queue = match RunQueue::open(&ctx.valkey, run_id, &uid, &spec_hash(run)).await? {
+    let owner = Owner {
+        uid: run.uid().unwrap_or_default(),
+        namespace: run.namespace().unwrap_or_default(),
+        name: run.name_any(),
+    };
+    let retention = &ctx.settings.retention;
+    let queue = match RunQueue::open(&ctx.valkey, run_id, &owner, &spec_hash(run), retention).await? {
         Opened::Created(queue) | Opened::Resumed(queue) => queue,
         Opened::Finished(finished) => return Ok(Queue::Finished(finished)),
-        Opened::Taken { owner } => {
+        Opened::Taken { owner, .. } => {
             let message = format!(
                 "the runId {run_id} belongs to the PipelineRun with UID {owner}; give this run another name or other queue keys"
             );
