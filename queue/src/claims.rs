@@ -40,7 +40,7 @@ impl RunQueue {
 
     /// The entries that these consumers hold, in the order of their ids. One round trip for all of them.
     ///
-    /// A worker processes the first of its entries. It can hold another one, which was handed to it while nobody listened
+    /// A worker processes the first of its entries. It can hold another one, which was handed to it when its connection was broken
     /// (a connection that broke while it waited): settle that one as [`Verdict::Released`].
     pub async fn claims_of(&self, consumers: &[String]) -> Result<Vec<Pending>, Error> {
         const DOING: &str = "find the files of pods";

@@ -8,7 +8,7 @@ use strum::AsRefStr;
 pub enum Error {
     /// The server cannot be reached, does not answer in time, or is still starting. Nothing is known about the queue:
     /// least of all that it is empty.
-    #[error("reach Valkey to {doing}")]
+    #[error("cannot reach Valkey to {doing}")]
     Unavailable {
         /// What was being done.
         doing: &'static str,
@@ -18,7 +18,7 @@ pub enum Error {
     },
     /// The server refuses our user or password, or what this user may do. A restarted server has forgotten the users
     /// that were made at run time: retry while the operator restores them.
-    #[error("be allowed by Valkey to {doing}")]
+    #[error("Valkey does not allow this user to {doing}")]
     Denied {
         /// What was being done.
         doing: &'static str,
@@ -37,19 +37,19 @@ pub enum Error {
         source: RedisError,
     },
     /// The queue that was opened is gone, is another one, or its parts do not add up: data was lost.
-    #[error("find the queue of the run again to {doing}: Valkey has lost data of it")]
+    #[error("cannot {doing}: Valkey has lost data of the queue")]
     Lost {
         /// What was being done.
         doing: &'static str,
     },
     /// The run is closed, so that there is nothing to claim.
-    #[error("find the stream {stream}: the run is closed or was deleted")]
+    #[error("the stream {stream} is gone: the run is closed or was deleted")]
     Closed {
         /// The stream of the run.
         stream: String,
     },
     /// The server answered with an error of another kind.
-    #[error("{doing}")]
+    #[error("cannot {doing}")]
     Server {
         /// What was being done.
         doing: &'static str,
@@ -58,7 +58,7 @@ pub enum Error {
         source: RedisError,
     },
     /// The server answered with something that this version does not understand.
-    #[error("understand the reply to {doing}: {detail}")]
+    #[error("cannot {doing}: Valkey sent an unexpected reply: {detail}")]
     Reply {
         /// What was being done.
         doing: &'static str,
@@ -66,13 +66,13 @@ pub enum Error {
         detail: String,
     },
     /// The page of files is unfit, so that it was not sent.
-    #[error("queue a page of files: {detail}")]
+    #[error("cannot queue a page of files: {detail}")]
     Page {
         /// What is wrong with it.
         detail: String,
     },
     /// The connection settings are unusable.
-    #[error("use the Valkey settings: {detail}")]
+    #[error("the Valkey settings are unusable: {detail}")]
     Config {
         /// What is wrong and how to fix it.
         detail: String,
@@ -126,4 +126,26 @@ pub(crate) fn has_code(error: &RedisError, code: &str) -> bool {
         .clone()
         .into_server_errors()
         .is_some_and(|errors| errors.iter().any(|(_, error)| error.code() == code))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn replied(reply: &str) -> Error {
+        let value = redis::parse_redis_value(reply.as_bytes()).unwrap();
+        Error::from_redis("settle files", value.extract_error().unwrap_err())
+    }
+
+    #[test]
+    fn a_full_server_is_distinguished_from_one_that_cannot_be_reached() {
+        let full = replied("-OOM command not allowed when used memory > 'maxmemory'.\r\n");
+        assert!(matches!(full, Error::Full { .. }) && full.is_transient(), "{full:?}");
+        assert_eq!(full.to_string(), "cannot settle files: Valkey has no memory left");
+        let starting = replied("-LOADING the dataset is in memory\r\n");
+        assert!(matches!(starting, Error::Unavailable { .. }) && starting.is_transient(), "{starting:?}");
+        let broken = replied("-ERR unknown command\r\n");
+        assert!(matches!(broken, Error::Server { .. }) && !broken.is_transient(), "{broken:?}");
+    }
 }

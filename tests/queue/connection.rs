@@ -126,7 +126,7 @@ async fn silent_proxy(target: String) -> (String, tokio::sync::watch::Sender<boo
         while let Ok((mut near, _)) = listener.accept().await {
             let (target, mut silenced) = (target.clone(), silenced.clone());
             tokio::spawn(async move {
-                // What is opened after the word works; what was open before it hangs for ever.
+                // What is opened after the word works; what was open before it never answers.
                 silenced.mark_unchanged();
                 let mut far = tokio::net::TcpStream::connect(target).await.unwrap();
                 tokio::select! {

@@ -260,12 +260,15 @@ async fn a_page_that_cannot_be_resumed_is_refused() {
     assert!(matches!(refused, Error::Page { .. }) && !refused.is_transient(), "{refused:?}");
     assert_eq!(
         refused.to_string(),
-        "queue a page of files: the next page begins where this one does, at \"a\""
+        "cannot queue a page of files: the next page begins where this one does, at \"a\""
     );
     let long =
         Page { after: String::new(), next: None, files: (0..1001).map(|n| file(n.to_string())).collect() };
     let refused = queue.enqueue(&long, PLENTY).await.unwrap_err();
-    assert_eq!(refused.to_string(), "queue a page of files: it has 1001 files, and a page has at most 1000");
+    assert_eq!(
+        refused.to_string(),
+        "cannot queue a page of files: it has 1001 files, and a page has at most 1000"
+    );
     assert_eq!(counts(&queue).await, (0, 0, 0, 0, 0));
 }
 
