@@ -1,6 +1,8 @@
 //! Lists a bucket into the queue of a run. The queue remembers how far the listing got, so that whoever calls this next
 //! goes on there; dropping it at any time, or calling it twice at once, adds no file twice and leaves none out.
 
+use std::time::Duration;
+
 use queue::{Enqueued, File, Listing, Page, RunQueue};
 use storage::{ListedFile, ListedPage, Lister, StorageError};
 
@@ -24,6 +26,9 @@ pub enum ListingError {
     Count(#[source] queue::Error),
 }
 
+/// How long a paused listing waits before it tries again: files take about as long.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Lists the rest of a bucket, from where the queue says that the listing is. `progress` is told the number of files so
 /// far after every page. Returns the number of files of the run.
 ///
@@ -42,7 +47,7 @@ pub async fn list_into(
             None => page_after(lister, &after).await?,
         };
         let page = page_of(after, listed);
-        let add = async { queue.enqueue(&page).await.map_err(ListingError::Enqueue) };
+        let add = async { queue.enqueue(&page, u64::MAX).await.map_err(ListingError::Enqueue) };
         let look_ahead = async {
             // A failure ahead must not keep this page from being added.
             Ok(match &page.next {
@@ -58,6 +63,10 @@ pub async fn list_into(
                 page.next.clone().map_or(Listing::Complete, Listing::UpTo)
             }
             Enqueued::Superseded(listing) => listing,
+            Enqueued::Paused(_) => {
+                tokio::time::sleep(PAUSE).await;
+                Listing::UpTo(page.after.clone())
+            }
         };
         // Of use unless somebody else has gone further.
         if let (Listing::UpTo(cursor), Some(next)) = (&from, &page.next)

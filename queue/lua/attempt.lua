@@ -1,14 +1,40 @@
--- What becomes of an attempt, for the scripts that settle: ARGV[3..7] are theirs in common.
+-- What becomes of an attempt, for the scripts that settle: ARGV[3..8] are theirs in common.
 local RUN = ARGV[3]
-local MAX_ATTEMPTS, BACKOFF_INITIAL, BACKOFF_MAX = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local RESULTS_MAX = tonumber(ARGV[7])
+local MAX_ATTEMPTS, MAX_DISRUPTIONS = tonumber(ARGV[4]), tonumber(ARGV[5])
+local BACKOFF_INITIAL, BACKOFF_MAX = tonumber(ARGV[6]), tonumber(ARGV[7])
+local RESULTS_MAX = tonumber(ARGV[8])
 local NOW = now_ms()
-local counted = { succeeded = 0, failed = 0, retried = 0, reclaimed = 0 }
+local CLOSED = closed()
+local counted = { succeeded = 0, failed = 0, retried = 0, reclaimed = 0, disrupted = 0 }
 
 local function record(file, attempts, outcome)
   if RESULTS_MAX > 0 then
     redis.call('XADD', RESULTS, 'MAXLEN', '~', RESULTS_MAX, '*', 'file', file, 'attempts', attempts, 'outcome', outcome)
   end
+end
+
+-- Takes an entry from the consumer that the caller names; false if that one does not hold it. A consumer is a pod: one
+-- without entries never comes back, and is forgotten with its last.
+local function take(id, consumer)
+  -- The stream is gone with the run, and asking for it would be an error.
+  if CLOSED then return false end
+  local held = redis.call('XPENDING', WORK, GROUP, '-', '+', 2, consumer)
+  if #held == 1 and held[1][1] == id then
+    -- Its entry is acknowledged with it: one command for both.
+    redis.call('XGROUP', 'DELCONSUMER', WORK, GROUP, consumer)
+    return true
+  end
+  if #held < 2 then return false end
+  -- The id may come from a pod, and be none at all.
+  local row = redis.pcall('XPENDING', WORK, GROUP, id, id, 1, consumer)
+  if row.err or #row == 0 or row[1][1] ~= id then return false end
+  redis.call('XACK', WORK, GROUP, id)
+  return true
+end
+
+local function message_of(id)
+  local entry = redis.call('XRANGE', WORK, id, id)[1]
+  return entry and fields_of(entry)
 end
 
 -- Half of the exponential delay is fixed, the other half is spread by the caller's random number.
@@ -17,21 +43,19 @@ local function delay_after(attempts, jitter)
   return math.floor(delay * (0.5 + jitter / 2))
 end
 
--- The entry is acknowledged and failed: to the stream again, to the retry set, or to the dead letters.
-local function fail(id, pod, retryable, reason, exit_code, jitter)
-  local entry = redis.call('XRANGE', WORK, id, id)[1]
-  if not entry then return 'IGNORED' end
-  local message = fields_of(entry)
+-- An attempt is charged: to the stream again, to the retry set, or to the dead letters. Disruptions are counted in a row,
+-- and this ends the row.
+local function charge(id, message, pod, retryable, reason, exit_code, jitter)
   local attempts = tonumber(message.attempts) + 1
   redis.call('XDEL', WORK, id)
   if retryable and attempts < MAX_ATTEMPTS then
     counted.retried = counted.retried + 1
     local delay = delay_after(attempts, jitter)
     if delay == 0 then
-      add_work(RUN, message.file, attempts, message.size, message.etag)
+      add_work(RUN, message.file, attempts, 0, message.size, message.etag)
     else
       -- The id makes the member unique, so that two entries of one key never become one.
-      redis.call('ZADD', RETRY, NOW + delay, cjson.encode({ id, message.file, attempts, message.size, message.etag }))
+      redis.call('ZADD', RETRY, NOW + delay, cjson.encode({ id, message.file, attempts, message.size, message.etag, 0 }))
     end
     return { 'RETRYING', message.file, attempts, delay }
   end
@@ -41,21 +65,34 @@ local function fail(id, pod, retryable, reason, exit_code, jitter)
   return { 'DEAD', message.file, attempts }
 end
 
--- The entry is acknowledged and nobody has tried the file: to the stream again, as it was.
-local function release(id)
-  local entry = redis.call('XRANGE', WORK, id, id)[1]
-  if not entry then return 'IGNORED' end
-  local message = fields_of(entry)
-  redis.call('XDEL', WORK, id)
-  add_work(RUN, message.file, message.attempts, message.size, message.etag)
-  return 'RELEASED'
+-- The entry was taken and failed.
+local function fail(id, pod, retryable, reason, exit_code, jitter)
+  local message = message_of(id)
+  if not message then return 'IGNORED' end
+  return charge(id, message, pod, retryable, reason, exit_code, jitter)
 end
 
--- Consumers are pods; a pod without entries never comes back, and would otherwise stay in the group for ever.
-local function forget_idle(consumer)
-  if #redis.call('XPENDING', WORK, GROUP, '-', '+', 1, consumer) == 0 then
-    redis.call('XGROUP', 'DELCONSUMER', WORK, GROUP, consumer)
+-- The entry was taken, and something other than the file ended its attempt: to the stream again, without an attempt. A
+-- file that is disrupted too often in a row may be the cause: then it is charged.
+local function disrupt(id, pod, counts, reason, exit_code, jitter)
+  local message = message_of(id)
+  if not message then return 'IGNORED' end
+  message.disruptions = tonumber(message.disruptions) + (counts and 1 or 0)
+  if counts and message.disruptions > MAX_DISRUPTIONS then
+    reason = 'disrupted ' .. message.disruptions .. ' times in a row, the last time: ' .. reason
+    return charge(id, message, pod, true, reason, exit_code, jitter)
   end
+  counted.disrupted = counted.disrupted + 1
+  requeue(RUN, id, message)
+  return { 'DISRUPTED', message.file, message.disruptions }
+end
+
+-- The entry was taken and never tried: to the stream again, as it was.
+local function release(id)
+  local message = message_of(id)
+  if not message then return 'IGNORED' end
+  requeue(RUN, id, message)
+  return 'RELEASED'
 end
 
 local function publish_counts()

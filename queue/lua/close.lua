@@ -1,18 +1,19 @@
 -- close: end the run, write it into the ledger, and drop what is no longer needed.
 -- Survives: a crash in the middle of an abort (the next call goes on where it stopped, and nothing is queued meanwhile,
 -- because the state says closing), a lost reply (closing again says closed again), and two operators that end the run
--- in different ways at once: the first one decides, and the other is told how.
+-- in different ways at once: the first one decides, and the other learns how.
 -- ARGV: group, epoch, run, reason to abort for ('' to finish), outcome for the ledger, retention in ms,
---       retention of the ledger in ms (0: for ever), most files to move
+--       retention of the ledger in ms (0: unlimited), most files to move
 local RUN, REASON = ARGV[3], ARGV[4]
 if lost() then return { 'LOST' } end
 
-local function counts()
-  local c = redis.call('HMGET', META, 'total', 'succeeded', 'failed', 'retried', 'reclaimed')
-  return c[1], c[2], c[3], c[4], c[5]
+-- The run as `close` and `open` report it. A run that is aborted while its bucket is listed says how far that got.
+local function result()
+  local c = redis.call('HMGET', META, 'total', 'succeeded', 'failed', 'retried', 'reclaimed', 'listed', 'cursor')
+  return c[1], c[2], c[3], c[4], c[5], c[6], c[7]
 end
 
-if closed() then return { 'CLOSED', redis.call('HGET', META, 'outcome'), counts() } end
+if closed() then return { 'CLOSED', redis.call('HGET', META, 'outcome'), result() } end
 -- A part that was lost would make what remains too little, and an end on missing data a success.
 if not backlog() then return { 'LOST' } end
 
@@ -26,6 +27,7 @@ else
   redis.call('HSET', META, 'state', 'closing')
   redis.call('HSETNX', META, 'outcome', ARGV[5])
   redis.call('HSETNX', META, 'reason', REASON)
+  redis.call('HDEL', META, 'paused')
   local reason = redis.call('HGET', META, 'reason')
   local limit = tonumber(ARGV[8])
   local moved = 0
@@ -48,13 +50,16 @@ else
   if remaining() > 0 then return { 'MORE', remaining() } end
 end
 
-local total, succeeded, failed, retried, reclaimed = counts()
-local meta = redis.call('HMGET', META, 'owner', 'spec', 'outcome')
+local total, succeeded, failed, retried, reclaimed, listed, cursor = result()
+local meta = redis.call('HMGET', META, 'owner', 'spec', 'outcome', 'namespace')
 local outcome = meta[3] or ARGV[5]
 redis.call('HSET', LEDGER, 'owner', meta[1], 'spec', meta[2], 'outcome', outcome, 'closed', now_ms(),
-  'total', total, 'succeeded', succeeded, 'failed', failed, 'retried', retried, 'reclaimed', reclaimed)
-if ARGV[7] ~= '0' then redis.call('PEXPIRE', LEDGER, ARGV[7]) end
+  'total', total, 'succeeded', succeeded, 'failed', failed, 'retried', retried, 'reclaimed', reclaimed,
+  'listed', listed, 'cursor', cursor)
+-- A queue that an older version opened does not say whose it is.
+if meta[4] then redis.call('HSET', LEDGER, 'namespace', meta[4]) end
+keep_ledger(ARGV[7])
 redis.call('UNLINK', WORK, RETRY)
 redis.call('HSET', META, 'state', 'closed', 'outcome', outcome)
 for _, key in ipairs({ META, DLQ, RESULTS }) do redis.call('PEXPIRE', key, ARGV[6]) end
-return { 'CLOSED', outcome, counts() }
+return { 'CLOSED', outcome, result() }

@@ -8,9 +8,21 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function group_exists()
-  -- Not the summary, which walks over all consumers.
-  return not redis.pcall('XPENDING', WORK, GROUP, '-', '+', 1).err
+local function pairs_of(flat)
+  local fields = {}
+  for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
+  return fields
+end
+
+-- What the server knows of the group; nothing if it is gone. Not from XPENDING, which sends consumers' names: a worker
+-- chooses its own, of any length.
+local function group_info()
+  local groups = redis.pcall('XINFO', 'GROUPS', WORK)
+  if groups.err then return nil end
+  for _, group in ipairs(groups) do
+    local info = pairs_of(group)
+    if info.name == GROUP then return info end
+  end
 end
 
 local function closed()
@@ -20,12 +32,12 @@ end
 -- The queue that this client opened is gone, in whole or in part, or is another one under the same name: its data was
 -- lost in between.
 local function lost()
-  return redis.call('HGET', META, 'epoch') ~= EPOCH or not (closed() or group_exists())
+  return redis.call('HGET', META, 'epoch') ~= EPOCH or not (closed() or group_info())
 end
 
-local function add_work(run, file, attempts, size, etag)
+local function add_work(run, file, attempts, disruptions, size, etag)
   return redis.call('XADD', WORK, 'NOMKSTREAM', '*',
-    'run', run, 'file', file, 'attempts', attempts, 'size', size, 'etag', etag)
+    'run', run, 'file', file, 'attempts', attempts, 'disruptions', disruptions, 'size', size, 'etag', etag)
 end
 
 local function add_dead_letter(run, file, attempts, reason, exit_code, pod)
@@ -33,21 +45,25 @@ local function add_dead_letter(run, file, attempts, reason, exit_code, pod)
     'run', run, 'file', file, 'attempts', attempts, 'reason', reason, 'exitCode', exit_code, 'pod', pod)
 end
 
-local function pairs_of(flat)
-  local fields = {}
-  for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
-  return fields
-end
-
+-- The message of an entry. Entries of older versions have no disruptions.
 local function fields_of(entry)
-  return pairs_of(entry[2])
+  local message = pairs_of(entry[2])
+  message.disruptions = message.disruptions or '0'
+  return message
 end
 
--- What the server knows of the group. Not XPENDING's summary, which walks over all consumers.
-local function group_info()
-  for _, group in ipairs(redis.call('XINFO', 'GROUPS', WORK)) do
-    local info = pairs_of(group)
-    if info.name == GROUP then return info end
+-- Moves an entry that has no holder to the end of the stream, as it was.
+local function requeue(run, id, message)
+  redis.call('XDEL', WORK, id)
+  add_work(run, message.file, message.attempts, message.disruptions, message.size, message.etag)
+end
+
+-- The ledger forgets a run this long after it was last seen; 0: never.
+local function keep_ledger(milliseconds)
+  if milliseconds == '0' then
+    redis.call('PERSIST', LEDGER)
+  else
+    redis.call('PEXPIRE', LEDGER, milliseconds)
   end
 end
 

@@ -1,28 +1,40 @@
 -- open: claim a runId, or find out whose it is.
 -- Survives: a crash after it and before its caller wrote anything down (the same owner opens again and gets the same
--- queue), and two runs that claim one id at once (one of them is told of the other).
--- ARGV: group, new epoch, owner, spec hash
-local OWNER, SPEC = ARGV[3], ARGV[4]
+-- queue), and two runs that claim one id at once (one of them learns of the other).
+-- ARGV: group, new epoch, owner's UID, namespace and name, spec hash, retention of the ledger in ms (0: unlimited)
+local UID, NAMESPACE, NAME, SPEC = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
 local function finished(key)
-  local final = redis.call('HMGET', key, 'outcome', 'total', 'succeeded', 'failed', 'retried', 'reclaimed')
-  return { 'FINISHED', final[1] or '', final[2], final[3], final[4], final[5], final[6] }
+  local final = redis.call('HMGET', key, 'outcome', 'total', 'succeeded', 'failed', 'retried', 'reclaimed', 'listed',
+    'cursor')
+  -- Older versions ended only runs that they had listed, or did not say.
+  return { 'FINISHED', final[1] or '', final[2], final[3], final[4], final[5], final[6], final[7] or '1', final[8] or '' }
 end
 
-local past = redis.call('HMGET', LEDGER, 'spec', 'owner')
+local past = redis.call('HMGET', LEDGER, 'spec', 'owner', 'namespace')
 if past[1] then
-  if past[1] ~= SPEC and past[2] ~= OWNER then return { 'USED' } end
+  -- An id belongs to the namespace that used it: the results of others are none of its business.
+  if past[3] and past[3] ~= NAMESPACE then return { 'USED' } end
+  if past[1] ~= SPEC and past[2] ~= UID then return { 'USED' } end
+  keep_ledger(ARGV[7])
   return finished(LEDGER)
 end
 
-local meta = redis.call('HMGET', META, 'owner', 'epoch', 'state')
-if meta[1] and meta[1] ~= OWNER then return { 'TAKEN', meta[1] } end
+local meta = redis.call('HMGET', META, 'owner', 'epoch', 'state', 'namespace', 'name', 'spec', 'takenOver')
+if meta[1] and meta[1] ~= UID then return { 'TAKEN', meta[1], meta[4] or '', meta[5] or '' } end
 if meta[1] and meta[3] == 'closed' then return finished(META) end
-if meta[1] and group_exists() and backlog() then return { 'RESUMED', meta[2] } end
+-- A run that was created again goes on where the former one was, if it is the same run.
+local another_run = meta[7] and meta[6] ~= SPEC
+if meta[1] and not another_run and group_info() and backlog() then
+  redis.call('HDEL', META, 'takenOver')
+  redis.call('HSET', META, 'namespace', NAMESPACE, 'name', NAME)
+  return { 'RESUMED', meta[2] }
+end
 
--- Nothing is there, or a part of it was lost: begin anew. The new epoch tells everybody who knew the old one.
+-- Nothing is there, or a part of it was lost: start again. Every client that knew the old epoch notices.
 redis.call('UNLINK', WORK, RETRY, DLQ, META, RESULTS)
-redis.call('HSET', META, 'owner', OWNER, 'epoch', EPOCH, 'spec', SPEC, 'state', 'open', 'cursor', '', 'listed', '0',
-  'total', 0, 'succeeded', 0, 'failed', 0, 'retried', 0, 'reclaimed', 0)
+redis.call('HSET', META, 'owner', UID, 'namespace', NAMESPACE, 'name', NAME, 'epoch', EPOCH, 'spec', SPEC,
+  'state', 'open', 'cursor', '', 'listed', '0', 'total', 0, 'succeeded', 0, 'failed', 0, 'retried', 0, 'reclaimed', 0,
+  'disrupted', 0)
 redis.call('XGROUP', 'CREATE', WORK, GROUP, '0', 'MKSTREAM')
 return { 'CREATED', EPOCH }

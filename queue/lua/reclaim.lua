@@ -1,20 +1,18 @@
--- reclaim: settle, as a failed attempt, entries whose consumer is dead.
+-- reclaim: settle, as disruptions that count, entries whose consumer is dead.
 -- Survives: a consumer that was only slow. The caller saw it dead some time ago; the entry must still be pending, still
 -- be held by this consumer, and have been idle for as long as the caller demands, by the server's own clock.
--- ARGV: group, epoch, run, maximum attempts, back-off initial and maximum in ms, length of the results stream,
---       then id, consumer, least idle time in ms, reason, jitter of each entry
+-- ARGV: group, epoch, run, maximum attempts, maximum disruptions, back-off initial and maximum in ms, length of the
+--       results stream, then id, consumer, least idle time in ms, reason, jitter of each entry
 if lost() then return { 'LOST' } end
 if closed() then return { 'CLOSED' } end
 
 local fates = {}
-for i = 8, #ARGV, 5 do
+for i = 9, #ARGV, 5 do
   local id, consumer, idle = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local fate = 'IGNORED'
-  if #redis.call('XPENDING', WORK, GROUP, 'IDLE', idle, id, id, 1, consumer) == 1 then
-    redis.call('XACK', WORK, GROUP, id)
-    fate = fail(id, consumer, true, ARGV[i + 3], '', tonumber(ARGV[i + 4]))
+  if #redis.call('XPENDING', WORK, GROUP, 'IDLE', idle, id, id, 1, consumer) == 1 and take(id, consumer) then
+    fate = disrupt(id, consumer, true, ARGV[i + 3], '', tonumber(ARGV[i + 4]))
     counted.reclaimed = counted.reclaimed + 1
-    forget_idle(consumer)
   end
   fates[#fates + 1] = fate
 end

@@ -1,8 +1,8 @@
--- recover: queue again what was handed out and is held by nobody.
+-- recover: queue again what was handed out and has no holder.
 -- Survives: a worker that reads with NOACK, which no access rule can forbid. Such an entry counts as waiting and would
--- never be handed out again. Settled entries are deleted, so whatever stands before the last one that was delivered and
--- is not pending is such an entry.
--- ARGV: group, epoch, run, where to begin ('-' or '(id'), most entries to look at
+-- never be handed out again. Settled entries are deleted, so every entry up to the last delivered one that is not pending
+-- is such an entry.
+-- ARGV: group, epoch, run, where to begin ('-' or '(id'), most entries to check
 if lost() then return { 'LOST' } end
 if closed() then return { 'CLOSED' } end
 
@@ -10,9 +10,7 @@ local entries = redis.call('XRANGE', WORK, ARGV[4], group_info()['last-delivered
 local recovered = 0
 for _, entry in ipairs(entries) do
   if #redis.call('XPENDING', WORK, GROUP, entry[1], entry[1], 1) == 0 then
-    local message = fields_of(entry)
-    redis.call('XDEL', WORK, entry[1])
-    add_work(ARGV[3], message.file, message.attempts, message.size, message.etag)
+    requeue(ARGV[3], entry[1], fields_of(entry))
     recovered = recovered + 1
   end
 end

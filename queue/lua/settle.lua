@@ -1,40 +1,38 @@
 -- settle: decide the fate of entries whose attempt has ended.
 -- Survives: a crash between acknowledging a file and queueing it again (the file would be lost) or the other way round
--- (it would be there twice); a result that is reported twice, or late, after the entry was reclaimed: only the caller
--- whose acknowledgement removed the pending entry counts.
--- ARGV: group, epoch, run, maximum attempts, back-off initial and maximum in ms, length of the results stream,
---       then id, consumer, verdict (succeeded, failed, rejected, released) of each entry, and after failed and rejected
---       reason, exit code, jitter
+-- (it would be there twice); a result that is reported twice, late, or for an entry that another consumer holds by now:
+-- only a consumer that still holds the entry is believed, and only once.
+-- ARGV: group, epoch, run, maximum attempts, maximum disruptions, back-off initial and maximum in ms, length of the
+--       results stream, then id, consumer, verdict (succeeded, failed, rejected, disrupted, interrupted, released) of
+--       each entry, and after failed, rejected, disrupted and interrupted (a disruption that does not count) reason,
+--       exit code, jitter
 if lost() then return { 'LOST' } end
 
-local call = redis.call
-local fates = {}
-local i = 8
-while i <= #ARGV do
-  local id, consumer, verdict = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  local failure = verdict == 'failed' or verdict == 'rejected'
-  local fate
-  if call('XACK', WORK, GROUP, id) == 0 then
-    fate = 'IGNORED'
-  else
-    if failure then
-      fate = fail(id, consumer, verdict == 'failed', ARGV[i + 3], ARGV[i + 4], tonumber(ARGV[i + 5]))
-    elseif verdict == 'released' then
-      fate = release(id)
-    else
-      local entry = RESULTS_MAX > 0 and call('XRANGE', WORK, id, id)[1]
-      if entry then
-        local message = fields_of(entry)
-        record(message.file, tonumber(message.attempts) + 1, 'succeeded')
-      end
-      call('XDEL', WORK, id)
-      counted.succeeded = counted.succeeded + 1
-      fate = 'SUCCEEDED'
-    end
-    forget_idle(consumer)
+local explained = { failed = true, rejected = true, disrupted = true, interrupted = true }
+
+local function succeed(id)
+  local message = RESULTS_MAX > 0 and message_of(id)
+  if message then record(message.file, tonumber(message.attempts) + 1, 'succeeded') end
+  redis.call('XDEL', WORK, id)
+  counted.succeeded = counted.succeeded + 1
+  return 'SUCCEEDED'
+end
+
+local function fate_of(id, consumer, verdict, reason, exit_code, jitter)
+  if not take(id, consumer) then return 'IGNORED' end
+  if verdict == 'succeeded' then return succeed(id) end
+  if verdict == 'released' then return release(id) end
+  if verdict == 'disrupted' or verdict == 'interrupted' then
+    return disrupt(id, consumer, verdict == 'disrupted', reason, exit_code, tonumber(jitter))
   end
-  fates[#fates + 1] = fate
-  i = i + (failure and 6 or 3)
+  return fail(id, consumer, verdict == 'failed', reason, exit_code, tonumber(jitter))
+end
+
+local fates = {}
+local i = 9
+while i <= #ARGV do
+  fates[#fates + 1] = fate_of(unpack(ARGV, i, i + 5))
+  i = i + (explained[ARGV[i + 2]] and 6 or 3)
 end
 publish_counts()
 return { 'OK', fates }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::message::{EntryId, File};
 use crate::outcome::Fate;
 use crate::run_queue::RunQueue;
-use crate::stats::{FinalCounts, Listing};
+use crate::stats::{FinalCounts, Listing, Pause};
 
 /// What `open` found.
 pub enum Opened {
@@ -15,13 +15,28 @@ pub enum Opened {
     Resumed(RunQueue),
     /// The run has been executed before: this is its result. It is not executed again.
     Finished(Finished),
-    /// Another object holds this runId.
+    /// Another object holds this runId. If it is this run under an older UID, [`RunQueue::take_over`] gets the queue.
     Taken {
         /// UID of the other object.
         owner: String,
+        /// Its namespace; absent if an older version opened the queue.
+        namespace: Option<String>,
+        /// Its name; absent if an older version opened the queue.
+        name: Option<String>,
     },
-    /// A run with another spec was executed under this runId.
+    /// A run with another spec, or of another namespace, was executed under this runId.
     Used,
+}
+
+/// The PipelineRun that a queue belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its UID.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
 }
 
 /// The result of a run that has ended.
@@ -31,6 +46,10 @@ pub struct Finished {
     pub outcome: String,
     /// The counts at the end.
     pub counts: FinalCounts,
+    /// Whether the whole bucket was listed. If not, the files after the cursor were not counted.
+    pub listed: bool,
+    /// How far the bucket was listed.
+    pub cursor: String,
 }
 
 /// A page of the listing.
@@ -54,6 +73,8 @@ pub enum Enqueued {
     },
     /// Nothing was added: the listing is elsewhere (this page was added before, or by another operator). Go on there.
     Superseded(Listing),
+    /// Nothing was added: enough files wait already. Send the page again later.
+    Paused(Pause),
 }
 
 /// What `promote` did.
@@ -70,8 +91,10 @@ pub struct Promoted {
 pub struct Reclaimed {
     /// What became of the entries whose consumer is dead.
     pub fates: Vec<Fate>,
-    /// Files that had been handed out and were held by nobody; they are queued again.
+    /// Files that had been handed out and had no holder; they are queued again.
     pub held_by_nobody: u64,
+    /// Consumers that cannot be pods and were removed; what they held is queued again.
+    pub removed_consumers: u64,
 }
 
 /// An entry that a consumer holds.
@@ -102,14 +125,15 @@ pub enum Ending<'a> {
 pub struct Retention {
     /// Dead letters, results and counters.
     pub details: Duration,
-    /// The entry in the ledger, which keeps the run from being executed again; for ever when absent.
+    /// The entry in the ledger, which keeps the run from being executed again, since the run was last
+    /// seen; unlimited when absent.
     pub ledger: Option<Duration>,
 }
 
 /// What `close` did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// The run is closed, with this result: the outcome is that of whoever ended it first.
+    /// The run is closed, with this result: the outcome is that of the first call that ended it.
     Closed(Finished),
     /// An abort moved as many files as one call may; call again.
     More {

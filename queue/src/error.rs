@@ -8,7 +8,7 @@ use strum::AsRefStr;
 pub enum Error {
     /// The server cannot be reached, does not answer in time, or is still starting. Nothing is known about the queue:
     /// least of all that it is empty.
-    #[error("reach Valkey to {doing}")]
+    #[error("cannot reach Valkey to {doing}")]
     Unavailable {
         /// What was being done.
         doing: &'static str,
@@ -18,7 +18,7 @@ pub enum Error {
     },
     /// The server refuses our user or password, or what this user may do. A restarted server has forgotten the users
     /// that were made at run time: retry while the operator restores them.
-    #[error("be allowed by Valkey to {doing}")]
+    #[error("Valkey does not allow this user to {doing}")]
     Denied {
         /// What was being done.
         doing: &'static str,
@@ -26,20 +26,30 @@ pub enum Error {
         #[source]
         source: RedisError,
     },
+    /// The server is at its `maxmemory` and refuses what would use more of it. Settling files and ending runs frees memory
+    /// and is not refused.
+    #[error("cannot {doing}: Valkey has no memory left")]
+    Full {
+        /// What was being done.
+        doing: &'static str,
+        /// What the server said.
+        #[source]
+        source: RedisError,
+    },
     /// The queue that was opened is gone, is another one, or its parts do not add up: data was lost.
-    #[error("find the queue of the run again to {doing}: Valkey has lost data of it")]
+    #[error("cannot {doing}: Valkey has lost data of the queue")]
     Lost {
         /// What was being done.
         doing: &'static str,
     },
     /// The run is closed, so that there is nothing to claim.
-    #[error("find the stream {stream}: the run is closed or was deleted")]
+    #[error("the stream {stream} is gone: the run is closed or was deleted")]
     Closed {
         /// The stream of the run.
         stream: String,
     },
     /// The server answered with an error of another kind.
-    #[error("{doing}")]
+    #[error("cannot {doing}")]
     Server {
         /// What was being done.
         doing: &'static str,
@@ -48,7 +58,7 @@ pub enum Error {
         source: RedisError,
     },
     /// The server answered with something that this version does not understand.
-    #[error("understand the reply to {doing}: {detail}")]
+    #[error("cannot {doing}: Valkey sent an unexpected reply: {detail}")]
     Reply {
         /// What was being done.
         doing: &'static str,
@@ -56,22 +66,22 @@ pub enum Error {
         detail: String,
     },
     /// The page of files is unfit, so that it was not sent.
-    #[error("queue a page of files: {detail}")]
+    #[error("cannot queue a page of files: {detail}")]
     Page {
         /// What is wrong with it.
         detail: String,
     },
     /// The connection settings are unusable.
-    #[error("use the Valkey settings: {detail}")]
+    #[error("the Valkey settings are unusable: {detail}")]
     Config {
-        /// What is wrong and how to mend it.
+        /// What is wrong and how to fix it.
         detail: String,
     },
 }
 
-/// What a server says that starts, fails over, or is out of memory, disk or replicas for now.
-const WEATHER: [&str; 9] =
-    ["LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "OOM", "MISCONF", "NOREPLICAS", "BUSY"];
+/// Replies of a server that starts, fails over, or is out of disk or replicas for now.
+const TRANSIENT: [&str; 8] =
+    ["LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "BUSY"];
 
 impl Error {
     pub(crate) fn from_redis(doing: &'static str, source: RedisError) -> Self {
@@ -79,11 +89,13 @@ impl Error {
             || ["WRONGPASS", "NOAUTH", "NOPERM"].iter().any(|code| has_code(&source, code))
             // What a server with a password says to a long command before any password.
             || source.to_string().contains("unauthenticated");
-        let weather = WEATHER.iter().any(|code| has_code(&source, code))
+        let transient = TRANSIENT.iter().any(|code| has_code(&source, code))
             || source.to_string().contains("max number of clients");
         if denied {
             Self::Denied { doing, source }
-        } else if weather || source.is_io_error() || source.is_timeout() || source.is_connection_dropped() {
+        } else if has_code(&source, "OOM") {
+            Self::Full { doing, source }
+        } else if transient || source.is_io_error() || source.is_timeout() || source.is_connection_dropped() {
             Self::Unavailable { doing, source }
         } else {
             Self::Server { doing, source }
@@ -94,10 +106,10 @@ impl Error {
         Self::Reply { doing, detail: detail.into() }
     }
 
-    /// Whether trying again later can help without anybody changing anything.
+    /// Whether trying again later can help without any change to the settings.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unavailable { .. } | Self::Denied { .. } => true,
+            Self::Unavailable { .. } | Self::Denied { .. } | Self::Full { .. } => true,
             Self::Lost { .. }
             | Self::Closed { .. }
             | Self::Server { .. }
@@ -114,4 +126,26 @@ pub(crate) fn has_code(error: &RedisError, code: &str) -> bool {
         .clone()
         .into_server_errors()
         .is_some_and(|errors| errors.iter().any(|(_, error)| error.code() == code))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn replied(reply: &str) -> Error {
+        let value = redis::parse_redis_value(reply.as_bytes()).unwrap();
+        Error::from_redis("settle files", value.extract_error().unwrap_err())
+    }
+
+    #[test]
+    fn a_full_server_is_distinguished_from_one_that_cannot_be_reached() {
+        let full = replied("-OOM command not allowed when used memory > 'maxmemory'.\r\n");
+        assert!(matches!(full, Error::Full { .. }) && full.is_transient(), "{full:?}");
+        assert_eq!(full.to_string(), "cannot settle files: Valkey has no memory left");
+        let starting = replied("-LOADING the dataset is in memory\r\n");
+        assert!(matches!(starting, Error::Unavailable { .. }) && starting.is_transient(), "{starting:?}");
+        let broken = replied("-ERR unknown command\r\n");
+        assert!(matches!(broken, Error::Server { .. }) && !broken.is_transient(), "{broken:?}");
+    }
 }

@@ -6,25 +6,31 @@
 
 mod acl;
 mod calls;
+mod claims;
 mod connection;
+mod dead_letters;
 mod error;
 mod keys;
 mod message;
 mod outcome;
+mod ownership;
 mod random;
 mod reply;
 mod run_queue;
 mod script;
+mod settling;
 mod stats;
 mod worker;
 
 pub use acl::{Ensured, WorkerUser};
-pub use calls::{Closed, Ending, Enqueued, Finished, Opened, Page, Pending, Promoted, Reclaimed, Retention};
+pub use calls::{
+    Closed, Ending, Enqueued, Finished, Opened, Owner, Page, Pending, Promoted, Reclaimed, Retention,
+};
 pub use connection::{Connection, Password, Server};
 pub use error::Error;
 pub use keys::Keys;
 pub use message::{Claim, DeadLetter, EntryId, File};
-pub use outcome::{Failure, Fate, REASON_BYTES_MAX, RetryPolicy, Settlement, Verdict};
+pub use outcome::{Disruption, Failure, Fate, REASON_BYTES_MAX, RetryPolicy, Settlement, Verdict};
 pub use run_queue::{BATCH_MAX, RunQueue};
-pub use stats::{FinalCounts, Listing, State, Stats};
+pub use stats::{FinalCounts, Listing, Pause, State, Stats};
 pub use worker::Worker;

@@ -30,6 +30,8 @@ pub struct Claim {
     pub file: File,
     /// How many attempts failed before this one.
     pub attempts: u32,
+    /// How many disruptions in a row count against it.
+    pub disruptions: u32,
 }
 
 /// A file that failed for good.
@@ -37,6 +39,8 @@ pub struct Claim {
 pub struct DeadLetter {
     /// The entry in the dead-letter stream.
     pub entry: EntryId,
+    /// When it failed, in milliseconds since the epoch, by the clock of the server.
+    pub time_ms: u64,
     /// Id of the run.
     pub run: String,
     /// Key of the file.
@@ -82,6 +86,8 @@ impl Claim {
             run: fields.get("run")?,
             file,
             attempts: fields.get("attempts")?,
+            // Entries of older versions do not have it.
+            disruptions: fields.find("disruptions")?.unwrap_or(0),
             entry: EntryId(entry.id),
         })
     }
@@ -91,7 +97,9 @@ impl DeadLetter {
     pub(crate) fn read(doing: &'static str, entry: StreamId) -> Result<Self, Error> {
         let fields = Fields { doing, map: &entry.map };
         let exit_code: String = fields.get("exitCode")?;
+        let time = entry.id.split('-').next().and_then(|time| time.parse().ok());
         Ok(Self {
+            time_ms: time.ok_or_else(|| Error::reply(doing, format!("{:?} is no entry", entry.id)))?,
             run: fields.get("run")?,
             file: fields.get("file")?,
             attempts: fields.get("attempts")?,
@@ -110,11 +118,14 @@ struct Fields<'a> {
 
 impl Fields<'_> {
     fn get<T: FromRedisValue>(&self, name: &str) -> Result<T, Error> {
-        let value = self
-            .map
+        self.find(name)?.ok_or_else(|| Error::reply(self.doing, format!("an entry has no field {name}")))
+    }
+
+    fn find<T: FromRedisValue>(&self, name: &str) -> Result<Option<T>, Error> {
+        self.map
             .get(name)
-            .ok_or_else(|| Error::reply(self.doing, format!("an entry has no field {name}")))?;
-        T::from_redis_value_ref(value)
+            .map(T::from_redis_value_ref)
+            .transpose()
             .map_err(|error| Error::reply(self.doing, format!("field {name}: {error}")))
     }
 }

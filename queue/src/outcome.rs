@@ -27,8 +27,20 @@ pub enum Verdict {
     Failed(Failure),
     /// The input is bad: no other attempt can succeed.
     Rejected(Failure),
-    /// Nobody tried it: it goes back as it was, without counting as an attempt.
+    /// Something other than the file ended it: it goes back without being charged an attempt.
+    Disrupted(Disruption),
+    /// It was never tried: it goes back as it was.
     Released,
+}
+
+/// What ended an attempt through no fault of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disruption {
+    /// What happened.
+    pub failure: Failure,
+    /// Whether it counts. A file that is disrupted more than [`RetryPolicy::max_disruptions`] times in a row is charged an
+    /// attempt: it may be what takes its node down each time. An outage that spares no file does not count.
+    pub counts: bool,
 }
 
 /// Why an attempt failed.
@@ -56,11 +68,16 @@ impl Failure {
 }
 
 pub(crate) fn truncated(reason: &str) -> &str {
-    let mut end = reason.len().min(REASON_BYTES_MAX);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
-    }
-    &reason[..end]
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
+}
+
+/// Room for what a script says before the reason when it charges a disruption: "disrupted 4294967295 times in a row, the
+/// last time: ".
+const CHARGE_BYTES_MAX: usize = 52;
+
+/// A reason that fits even with how often the file was disrupted.
+pub(crate) fn truncated_for_charge(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX - CHARGE_BYTES_MAX)]
 }
 
 /// When a failed file is tried again.
@@ -68,6 +85,8 @@ pub(crate) fn truncated(reason: &str) -> &str {
 pub struct RetryPolicy {
     /// How often a file is tried.
     pub max_attempts: u32,
+    /// How many disruptions in a row a file survives; the next one is charged as an attempt.
+    pub max_disruptions: u32,
     /// Wait after the first failure; it doubles with each further one.
     pub backoff_initial: Duration,
     /// The longest wait.
@@ -90,6 +109,13 @@ pub enum Fate {
         /// How long it waits.
         delay: Duration,
     },
+    /// Queued again, without an attempt.
+    Disrupted {
+        /// Key of the file.
+        file: String,
+        /// How many disruptions in a row count against it by now.
+        disruptions: u32,
+    },
     /// Queued again, as it was.
     Released,
     /// Dead-lettered and counted as failed.
@@ -99,7 +125,7 @@ pub enum Fate {
         /// How often it was tried.
         attempts: u32,
     },
-    /// Nothing was done: it was settled or reclaimed before.
+    /// Nothing was done: this consumer does not hold it (any more).
     Ignored,
 }
 

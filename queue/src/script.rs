@@ -1,11 +1,14 @@
 //! The scripts, each one atomic transition. They are called by their hash and loaded again when the server has
 //! forgotten them. Not a function library: two versions of the operator may run at once during an upgrade, and each
 //! must find its own code.
+//!
+//! Every script states its flags, which the server reads from its first bytes. `allow-oom`: it runs on a server that is
+//! at its `maxmemory`, because it settles or frees, or (`enqueue`) judges the memory itself. `no-writes`: it only reads.
 
 use std::sync::LazyLock;
 
 macro_rules! scripts {
-    ($($name:ident, $doing:literal, $($file:literal),+;)+) => {
+    ($($name:ident, $flags:literal, $doing:literal, $($file:literal),+;)+) => {
         /// A script by its name in the protocol.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Script { $($name),+ }
@@ -20,7 +23,7 @@ macro_rules! scripts {
                 match self {
                     $(Self::$name => {
                         static CODE: LazyLock<redis::Script> = LazyLock::new(|| {
-                            redis::Script::new(concat!($(include_str!(concat!("../lua/", $file, ".lua")), "\n"),+))
+                            redis::Script::new(concat!("#!lua flags=", $flags, "\n", $(include_str!(concat!("../lua/", $file, ".lua")), "\n"),+))
                         });
                         &CODE
                     })+
@@ -31,13 +34,15 @@ macro_rules! scripts {
 }
 
 scripts! {
-    Open, "open the queue of the run", "common", "open";
-    Enqueue, "queue a page of files", "common", "enqueue";
-    Settle, "settle files", "common", "attempt", "settle";
-    Reclaim, "reclaim files of dead pods", "common", "attempt", "reclaim";
-    Recover, "find files that nobody holds", "common", "recover";
-    Promote, "queue files for their next attempt", "common", "promote";
-    Close, "close the queue of the run", "common", "close";
-    Stats, "count the files of the run", "common", "stats";
-    Delete, "delete the queue of the run", "common", "delete";
+    Open, "allow-oom", "open the queue of the run", "common", "open";
+    Enqueue, "allow-oom", "queue a page of files", "common", "enqueue";
+    Settle, "allow-oom", "settle files", "common", "attempt", "settle";
+    Reclaim, "allow-oom", "reclaim files of dead pods", "common", "attempt", "reclaim";
+    Pending, "allow-oom", "list claimed files", "common", "pending";
+    Recover, "allow-oom", "find files without a holder", "common", "recover";
+    Promote, "allow-oom", "queue files for their next attempt", "common", "promote";
+    Close, "allow-oom", "close the queue of the run", "common", "close";
+    Stats, "no-writes", "count the files of the run", "common", "stats";
+    TakeOver, "allow-oom", "take over the queue of the run", "common", "take_over";
+    Delete, "allow-oom", "delete the queue of the run", "common", "delete";
 }

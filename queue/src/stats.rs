@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use strum::{AsRefStr, EnumString};
+
 /// Every count of a run at one instant. `total = queued + running + succeeded + failed`, or there are no counts at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
@@ -9,6 +11,10 @@ pub struct Stats {
     pub state: State,
     /// How far the bucket is listed.
     pub listing: Listing,
+    /// Why the listing waits, if it does.
+    pub paused: Option<Pause>,
+    /// Whether files may be processed: the listing is complete, or has paused at least once.
+    pub started: bool,
     /// Files listed so far.
     pub total: u64,
     /// Files that wait, for a pod or for their next attempt.
@@ -23,6 +29,8 @@ pub struct Stats {
     pub retried: u64,
     /// Files that were taken from dead pods.
     pub reclaimed: u64,
+    /// How often a file was queued again without being charged an attempt.
+    pub disrupted: u64,
     /// Those of the files that wait whose back-off is not over: no pod can claim them yet.
     pub delayed: u64,
     /// When the next file that waits for its back-off is due.
@@ -54,6 +62,17 @@ pub enum Listing {
     UpTo(String),
     /// To the end.
     Complete,
+}
+
+/// Why a listing waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumString)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Pause {
+    /// As many files wait as may.
+    HighWater,
+    /// The server has little memory left, or none.
+    #[strum(serialize = "memory")]
+    MemoryFull,
 }
 
 /// The counts of a finished run.

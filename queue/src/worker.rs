@@ -63,7 +63,7 @@ impl Worker {
         let mut command = redis::cmd("XREADGROUP");
         command.arg("GROUP").arg(&self.group).arg(&self.consumer).arg("COUNT").arg(1);
         if let Some(wait) = wait {
-            // BLOCK 0 would mean for ever.
+            // BLOCK 0 would wait without a limit.
             command.arg("BLOCK").arg(wait.as_millis().max(1).to_string());
         }
         command.arg("STREAMS").arg(&self.stream).arg(if wait.is_some() { ">" } else { "0" });

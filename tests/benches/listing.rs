@@ -27,7 +27,7 @@ use queue::{Connection, File, Listing, Opened, Page, RunQueue};
 use storage::{Lister, Selection};
 use tests::program::mortal;
 use tests::s3::TestS3;
-use tests::valkey::{Flavor, TestServer};
+use tests::valkey::{Flavor, KEEP, TestServer, owner};
 use tokio::net::TcpListener;
 
 /// Files of one round.
@@ -154,7 +154,7 @@ async fn queue_only(queue: &RunQueue, files: u64) -> Duration {
         let next = (last < files).then(|| key(last - 1));
         let page = Page { after, next: next.clone(), files: (first..last).map(file).collect() };
         let start = Instant::now();
-        queue.enqueue(&page).await.unwrap();
+        queue.enqueue(&page, u64::MAX).await.unwrap();
         took += start.elapsed();
         after = next.unwrap_or_default();
     }
@@ -177,7 +177,7 @@ async fn list_only(lister: &Lister) -> u64 {
 async fn open(connection: &Connection) -> RunQueue {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let run = format!("bench-{}", RUNS.fetch_add(1, Ordering::Relaxed)).parse::<RunId>().unwrap();
-    match RunQueue::open(connection, &run, "uid", "spec").await.unwrap() {
+    match RunQueue::open(connection, &run, &owner("uid"), "spec", &KEEP).await.unwrap() {
         Opened::Created(queue) => queue,
         _ => panic!("{run} is not new"),
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use protocol::RunId;
 use queue::{Connection, File, Opened, Page, RetryPolicy, RunQueue, Settlement, Verdict, Worker};
 use redis::aio::MultiplexedConnection;
-use tests::valkey::{Flavor, TestServer};
+use tests::valkey::{Flavor, KEEP, TestServer, owner};
 
 /// Files of one round: enough that a round takes a large part of a second.
 const FILES: usize = 50_000;
@@ -21,6 +21,7 @@ const STALE: usize = 10_000;
 
 const POLICY: RetryPolicy = RetryPolicy {
     max_attempts: 3,
+    max_disruptions: 10,
     backoff_initial: Duration::ZERO,
     backoff_max: Duration::ZERO,
     keep_results: 0,
@@ -94,7 +95,7 @@ impl Bench {
     }
 
     async fn open(&self, run: &RunId) -> RunQueue {
-        match RunQueue::open(&self.connection, run, "uid", "spec").await.unwrap() {
+        match RunQueue::open(&self.connection, run, &owner("uid"), "spec", &KEEP).await.unwrap() {
             Opened::Created(queue) => queue,
             Opened::Resumed(_) | Opened::Finished(_) | Opened::Taken { .. } | Opened::Used => {
                 panic!("{run} is not new")
@@ -122,7 +123,7 @@ impl Bench {
         for batch in 0..FILES / BATCH {
             let next = ((batch + 1) * BATCH < FILES).then(|| cursor(batch + 1));
             let files = (0..BATCH).map(|number| file(batch * BATCH + number)).collect();
-            queue.enqueue(&Page { after: cursor(batch), next, files }).await.unwrap();
+            queue.enqueue(&Page { after: cursor(batch), next, files }, u64::MAX).await.unwrap();
         }
     }
 
@@ -251,7 +252,16 @@ impl Bench {
 fn bare_add(pipeline: &mut redis::Pipeline, stream: &str, number: usize) {
     let File { key, size, etag } = file(number);
     let command = pipeline.cmd("XADD").arg(stream).arg("*").arg("run").arg("bench-0").arg("file").arg(key);
-    command.arg("attempts").arg(0).arg("size").arg(size).arg("etag").arg(etag).ignore();
+    command
+        .arg("attempts")
+        .arg(0)
+        .arg("disruptions")
+        .arg(0)
+        .arg("size")
+        .arg(size)
+        .arg("etag")
+        .arg(etag)
+        .ignore();
 }
 
 async fn time(work: impl Future<Output = ()>) -> Duration {

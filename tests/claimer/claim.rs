@@ -10,6 +10,7 @@ use crate::harness::Bench;
 
 pub const AT_ONCE: RetryPolicy = RetryPolicy {
     max_attempts: 3,
+    max_disruptions: 10,
     backoff_initial: Duration::ZERO,
     backoff_max: Duration::ZERO,
     keep_results: 0,

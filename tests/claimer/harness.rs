@@ -11,7 +11,7 @@ use protocol::{Exit, Report, RunId};
 use queue::{File, Opened, Page, RunQueue, WorkerUser};
 use tempfile::TempDir;
 use tests::s3::{ACCESS_KEY, SECRET_KEY, TestS3, escape};
-use tests::valkey::{Flavor, Options, TestServer};
+use tests::valkey::{Flavor, KEEP, Options, TestServer, owner};
 use tokio::process::Command;
 
 pub const BUCKET: &str = "videos";
@@ -50,10 +50,11 @@ impl Bench {
         let valkey = TestServer::start_with(Flavor::Valkey, options).await;
         let s3 = TestS3::start(BUCKET).await;
         let run = RunId::derive("team-a", "monday").unwrap();
-        let queue = match RunQueue::open(&valkey.connect(), &run, "uid-1", "spec-1").await.unwrap() {
-            Opened::Created(queue) => queue,
-            _ => panic!("a new server has no queue"),
-        };
+        let queue =
+            match RunQueue::open(&valkey.connect(), &run, &owner("uid-1"), "spec-1", &KEEP).await.unwrap() {
+                Opened::Created(queue) => queue,
+                _ => panic!("a new server has no queue"),
+            };
         let user = WorkerUser::generate(&run, "uid-1").unwrap();
         user.ensure(&valkey.connect()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -91,7 +92,7 @@ impl Bench {
 
     pub async fn enqueue(&self, files: Vec<File>) {
         let page = Page { after: String::new(), next: None, files };
-        self.queue.enqueue(&page).await.unwrap();
+        self.queue.enqueue(&page, u64::MAX).await.unwrap();
     }
 
     /// The same where more files follow: the listing goes on, page by page.
@@ -103,7 +104,7 @@ impl Bench {
     pub async fn enqueue_next(&self, file: File, page: usize) {
         let after = if page == 0 { String::new() } else { format!("page {page}") };
         let page = Page { after, next: Some(format!("page {}", page + 1)), files: vec![file] };
-        self.queue.enqueue(&page).await.unwrap();
+        self.queue.enqueue(&page, u64::MAX).await.unwrap();
     }
 
     /// The program with its environment and no other.

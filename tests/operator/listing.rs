@@ -12,7 +12,7 @@ use redis::streams::StreamRangeReply;
 use storage::{Lister, Selection, StorageError};
 use testbed::{Fault, FaultyS3, Rule};
 use tests::s3::{TestS3, escape};
-use tests::valkey::{Flavor, TestServer};
+use tests::valkey::{Flavor, KEEP, TestServer, owner};
 
 const BUCKET: &str = "videos";
 /// Three pages, the last of which is not full.
@@ -75,7 +75,7 @@ impl Bench {
 }
 
 async fn open(valkey: &TestServer, run: &RunId) -> RunQueue {
-    match RunQueue::open(&valkey.connect(), run, "uid-1", "spec-1").await.unwrap() {
+    match RunQueue::open(&valkey.connect(), run, &owner("uid-1"), "spec-1", &KEEP).await.unwrap() {
         Opened::Created(queue) => queue,
         _ => panic!("{run} is not new"),
     }
@@ -160,7 +160,8 @@ async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
         let storage::ListedPage { files, next } = lister.page(after).await.unwrap();
         let file = |file: storage::ListedFile| File { key: file.key, size: file.size, etag: file.etag };
         let files = files.into_iter().map(file).collect();
-        queue.enqueue(&queue::Page { after: after.to_owned(), next: next.clone(), files }).await.unwrap();
+        let page = queue::Page { after: after.to_owned(), next: next.clone(), files };
+        queue.enqueue(&page, u64::MAX).await.unwrap();
         next.unwrap_or_default()
     };
     for pages in [1, 2, 3] {

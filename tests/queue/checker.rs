@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use stateright::{Checker, Model, Property};
-use tests::model::{EntryNo, Fate, FileNo, ModelQueue, Pod, Verdict};
+use tests::model::{Enqueued, EntryNo, Fate, FileNo, ModelQueue, Pod, Policy, Verdict};
 
 const OPERATORS: usize = 2;
 
@@ -13,11 +13,14 @@ const OPERATORS: usize = 2;
 struct Protocol {
     pages: &'static [&'static [FileNo]],
     pods: Pod,
-    max_attempts: u32,
-    backoff: bool,
+    policy: Policy,
+    /// How many files may be listed and not settled.
+    high_water: usize,
+    /// Whether pods are disrupted, and not only killed.
+    disruptions: bool,
     /// How many requests of workers whose connection broke are still served.
     ghosts: u8,
-    /// How many files are read with NOACK, by somebody who then forgets them.
+    /// How many files are read with NOACK, by a worker that then forgets them.
     thefts: u8,
     /// Whether operators may abort the run.
     abort: bool,
@@ -44,9 +47,9 @@ struct Operator {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Plan {
-    Settle(EntryNo, Verdict),
+    Settle(EntryNo, Pod, Verdict),
     Reclaim(EntryNo, Pod),
-    Release(EntryNo),
+    Release(EntryNo, Pod),
     Finish,
     /// One file a call, so that everything happens between two of them too.
     Abort,
@@ -74,7 +77,7 @@ enum Action {
         operator: usize,
         reply_lost: bool,
     },
-    /// An operator restarts: its plan is forgotten and its cursor read anew.
+    /// An operator restarts: its plan is forgotten and its cursor read again.
     Crash(usize),
     /// The first half of a claim: what do I hold?
     AskOwn {
@@ -85,9 +88,9 @@ enum Action {
         pod: Pod,
         reply_lost: bool,
     },
-    /// A request from before is served, and nobody learns of it.
+    /// A request from before is served, and its reply is lost.
     Ghost(Pod),
-    /// A file is handed out, and nobody is remembered to hold it.
+    /// A file is handed out, and no holder is remembered.
     Steal,
     End(Pod, Verdict),
     Kill(Pod),
@@ -150,7 +153,7 @@ impl Model for Protocol {
                 }
             }
             for (entry, pod) in &world.queue.pending {
-                // Whether a pod is alive is a guess: a node that nobody hears of may be working.
+                // Whether a pod is alive is a guess: a node that is cut off may be working.
                 actions.push(Action::PlanReclaim(operator, *entry));
                 if world.queue.own(*pod).is_some_and(|(own, _)| own != *entry) {
                     actions.push(Action::PlanRelease(operator, *entry));
@@ -182,6 +185,11 @@ impl Model for Protocol {
                 PodState::Working(..) => {
                     actions.push(Action::End(pod, Verdict::Succeeded));
                     actions.push(Action::End(pod, Verdict::Failed));
+                    if self.disruptions {
+                        for counts in [false, true] {
+                            actions.push(Action::End(pod, Verdict::Disrupted { counts }));
+                        }
+                    }
                     actions.push(Action::Kill(pod));
                 }
                 PodState::Started | PodState::Waiting | PodState::Ended(..) | PodState::Dead => {}
@@ -204,8 +212,9 @@ impl Model for Protocol {
             Action::Enqueue { operator, reply_lost } => {
                 let cursor = next.operators[operator].cursor;
                 let last = cursor as usize + 1 == self.pages.len();
-                next.queue.enqueue(cursor, last, self.pages[cursor as usize]);
-                if !reply_lost {
+                let page = self.pages[cursor as usize];
+                let enqueued = next.queue.enqueue(cursor, last, page, self.high_water);
+                if !reply_lost && enqueued != Enqueued::Paused {
                     next.operators[operator].cursor = next.queue.cursor;
                 }
             }
@@ -220,7 +229,7 @@ impl Model for Protocol {
             }
             Action::AskNew { pod, reply_lost } => {
                 next.queue.deliver(pod, |_| true)?;
-                // A worker that got no answer begins anew.
+                // A worker that got no answer starts again.
                 next.pods[pod as usize] = match next.queue.own(pod) {
                     Some((entry, message)) if !reply_lost => PodState::Working(entry, message.file),
                     _ => PodState::Started,
@@ -244,13 +253,13 @@ impl Model for Protocol {
             Action::Kill(pod) => next.pods[pod as usize] = PodState::Dead,
             Action::PlanSettle(operator, pod) => {
                 let PodState::Ended(entry, verdict) = next.pods[pod as usize] else { return None };
-                next.operators[operator].plan = Some(Plan::Settle(entry, verdict));
+                next.operators[operator].plan = Some(Plan::Settle(entry, pod, verdict));
             }
             Action::PlanReclaim(operator, entry) => {
                 next.operators[operator].plan = Some(Plan::Reclaim(entry, next.queue.pending[&entry]));
             }
             Action::PlanRelease(operator, entry) => {
-                next.operators[operator].plan = Some(Plan::Release(entry))
+                next.operators[operator].plan = Some(Plan::Release(entry, next.queue.pending[&entry]));
             }
             Action::PlanAbort(operator) => next.operators[operator].plan = Some(Plan::Abort),
             Action::PlanRecover(operator) => next.operators[operator].plan = Some(Plan::Recover(0)),
@@ -304,8 +313,24 @@ impl Model for Protocol {
                 },
             ),
             Property::always("no file is tried more often than allowed", |protocol: &Self, world: &World| {
-                world.queue.dlq.iter().all(|message| message.attempts <= protocol.max_attempts)
+                world.queue.dlq.iter().all(|message| message.attempts <= protocol.policy.max_attempts)
             }),
+            Property::always(
+                "a file that waits survives another disruption",
+                |protocol: &Self, world: &World| {
+                    let queue = &world.queue;
+                    let mut waiting =
+                        queue.work.values().chain(queue.retry.iter().map(|(_, message)| message));
+                    waiting.all(|message| message.disruptions <= protocol.policy.max_disruptions)
+                },
+            ),
+            Property::always(
+                "no more than a page is listed beyond high water",
+                |protocol: &Self, world: &World| {
+                    let page = protocol.pages.iter().map(|page| page.len()).max().unwrap_or(0);
+                    world.queue.unsettled() < protocol.high_water + page
+                },
+            ),
             Property::sometimes(
                 "a run finishes with every file succeeded",
                 |protocol: &Self, world: &World| {
@@ -322,6 +347,9 @@ impl Model for Protocol {
             Property::sometimes("a run finishes with a dead letter", |_, world: &World| {
                 world.queue.closed && !world.queue.dlq.is_empty()
             }),
+            Property::sometimes("a listing pauses, if it can", |protocol: &Self, world: &World| {
+                world.queue.paused || protocol.files().len() <= protocol.high_water
+            }),
             Property::sometimes("a file is reclaimed and succeeds", |_, world: &World| {
                 world.queue.reclaimed > 0 && world.queue.succeeded == world.queue.total && world.queue.closed
             }),
@@ -333,18 +361,18 @@ impl Protocol {
     /// Makes the next call of a plan; returns what is left of it.
     fn carry_out(&self, world: &mut World, plan: Plan) -> Option<Plan> {
         match plan {
-            Plan::Settle(entry, verdict) => {
+            Plan::Settle(entry, pod, verdict) => {
                 let file = world.queue.work.get(&entry).map(|message| message.file);
-                let fate = world.queue.settle(entry, verdict, self.max_attempts, self.backoff);
+                let fate = world.queue.settle(entry, pod, verdict, self.policy);
                 if let (Fate::Succeeded, Some(file)) = (fate, file) {
                     world.succeeded.push(file);
                 }
             }
             Plan::Reclaim(entry, pod) => {
-                world.queue.reclaim(entry, pod, self.max_attempts, self.backoff);
+                world.queue.reclaim(entry, pod, self.policy);
             }
-            Plan::Release(entry) => {
-                world.queue.settle(entry, Verdict::Released, self.max_attempts, self.backoff);
+            Plan::Release(entry, pod) => {
+                world.queue.settle(entry, pod, Verdict::Released, self.policy);
             }
             Plan::Abort => {
                 world.queue.abort(1);
@@ -366,67 +394,53 @@ fn explore(protocol: Protocol) {
     assert!(checker.unique_state_count() > 10_000, "the space is smaller than it should be");
 }
 
+/// Two attempts and no disruption that is not charged: the smallest space in which everything happens.
+const POLICY: Policy = Policy { max_attempts: 2, max_disruptions: 0, backoff: false };
+
+/// Two pods, one page, and nothing special.
+const PLAIN: Protocol = Protocol {
+    pages: &[&[1, 2]],
+    pods: 2,
+    policy: POLICY,
+    high_water: usize::MAX / 2,
+    disruptions: false,
+    ghosts: 0,
+    thefts: 0,
+    abort: false,
+};
+
 #[test]
 fn every_interleaving_of_two_pages_and_two_pods_is_safe() {
-    explore(Protocol {
-        pages: &[&[1], &[2]],
-        pods: 2,
-        max_attempts: 2,
-        backoff: false,
-        ghosts: 0,
-        thefts: 0,
-        abort: false,
-    });
+    explore(Protocol { pages: &[&[1], &[2]], ..PLAIN });
 }
 
 #[test]
 fn every_interleaving_with_back_off_is_safe() {
-    explore(Protocol {
-        pages: &[&[1]],
-        pods: 3,
-        max_attempts: 2,
-        backoff: true,
-        ghosts: 0,
-        thefts: 0,
-        abort: false,
-    });
+    explore(Protocol { pages: &[&[1]], pods: 3, policy: Policy { backoff: true, ..POLICY }, ..PLAIN });
+}
+
+#[test]
+fn every_interleaving_with_disruptions_is_safe() {
+    let policy = Policy { max_attempts: 1, max_disruptions: 1, backoff: false };
+    explore(Protocol { pages: &[&[1]], pods: 3, policy, disruptions: true, ..PLAIN });
+}
+
+#[test]
+fn every_interleaving_of_a_listing_that_pauses_is_safe() {
+    explore(Protocol { pages: &[&[1], &[2]], high_water: 1, abort: true, ..PLAIN });
 }
 
 #[test]
 fn every_interleaving_with_requests_that_are_served_late_is_safe() {
-    explore(Protocol {
-        pages: &[&[1, 2]],
-        pods: 2,
-        max_attempts: 2,
-        backoff: false,
-        ghosts: 1,
-        thefts: 0,
-        abort: false,
-    });
+    explore(Protocol { ghosts: 1, ..PLAIN });
 }
 
 #[test]
 fn every_interleaving_with_an_abort_is_safe() {
-    explore(Protocol {
-        pages: &[&[1, 2]],
-        pods: 2,
-        max_attempts: 2,
-        backoff: false,
-        ghosts: 0,
-        thefts: 0,
-        abort: true,
-    });
+    explore(Protocol { abort: true, ..PLAIN });
 }
 
 #[test]
-fn every_interleaving_with_files_that_nobody_holds_is_safe() {
-    explore(Protocol {
-        pages: &[&[1, 2]],
-        pods: 2,
-        max_attempts: 1,
-        backoff: false,
-        ghosts: 0,
-        thefts: 1,
-        abort: false,
-    });
+fn every_interleaving_with_files_that_have_no_holder_is_safe() {
+    explore(Protocol { policy: Policy { max_attempts: 1, ..POLICY }, thefts: 1, ..PLAIN });
 }

@@ -1,9 +1,9 @@
-//! Connections: TLS, credentials, time limits, and going on after the server was away.
+//! Connections: TLS, credentials, time limits, and going on after the server was unavailable.
 
 use std::time::{Duration, Instant};
 
-use queue::{Error, Server};
-use tests::valkey::{Flavor, Options, TestServer};
+use queue::{Error, Opened, Server};
+use tests::valkey::{Flavor, KEEP, Options, TestServer, owner};
 
 use super::{counts, open, queue_with, run_id, worker};
 
@@ -28,7 +28,7 @@ async fn tls_works_with_the_ca_and_is_refused_without_it() {
         assert_eq!(claimed.unwrap().file.key, "a");
 
         let stranger = Server { ca_certificate: None, ..server.server() };
-        let untrusted = queue::RunQueue::open(&stranger.connect().unwrap(), &run_id("tls"), "u", "s").await;
+        let untrusted = try_open(&stranger.connect().unwrap(), &run_id("tls")).await;
         assert!(matches!(untrusted, Err(Error::Unavailable { .. })), "an unknown CA is not trusted");
     }
 }
@@ -41,7 +41,7 @@ async fn a_wrong_password_is_refused_and_the_right_one_let_in() {
         let wrong = Server { password: Some("wrong".to_owned().into()), ..server.server() };
         let none = Server { password: None, ..server.server() };
         for login in [wrong, none] {
-            let refused = queue::RunQueue::open(&login.connect().unwrap(), &run_id("login"), "u", "s").await;
+            let refused = try_open(&login.connect().unwrap(), &run_id("login")).await;
             let error = refused.err().unwrap();
             assert!(matches!(error, Error::Denied { .. }), "{error:?}");
         }
@@ -54,7 +54,7 @@ async fn a_connection_that_was_refused_works_once_the_user_is_there() {
     let server = TestServer::start(Flavor::Valkey).await;
     let later = server.server().with_user("later", "secret".to_owned().into()).connect().unwrap();
     for _ in 0..2 {
-        let refused = queue::RunQueue::open(&later, &run_id("later"), "u", "s").await;
+        let refused = try_open(&later, &run_id("later")).await;
         assert!(matches!(refused, Err(Error::Denied { .. })));
     }
     let mut make = redis::cmd("ACL");
@@ -126,7 +126,7 @@ async fn silent_proxy(target: String) -> (String, tokio::sync::watch::Sender<boo
         while let Ok((mut near, _)) = listener.accept().await {
             let (target, mut silenced) = (target.clone(), silenced.clone());
             tokio::spawn(async move {
-                // What is opened after the word works; what was open before it hangs for ever.
+                // What is opened after the word works; what was open before it never answers.
                 silenced.mark_unchanged();
                 let mut far = tokio::net::TcpStream::connect(target).await.unwrap();
                 tokio::select! {
@@ -140,7 +140,7 @@ async fn silent_proxy(target: String) -> (String, tokio::sync::watch::Sender<boo
 }
 
 #[tokio::test]
-async fn a_connection_that_went_silent_is_made_anew() {
+async fn a_connection_that_went_silent_is_replaced() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = queue_with(&server, "silent", &["a"]).await;
     let (url, silence) = silent_proxy(server.server().url.replace("redis://", "")).await;
@@ -172,4 +172,8 @@ async fn the_servers_are_the_versions_that_are_supported() {
         let info: String = redis::from_redis_value(server.raw(info.arg("server")).await).unwrap();
         assert!(info.contains(field), "{flavor:?} is not {field}");
     }
+}
+
+async fn try_open(connection: &queue::Connection, run: &protocol::RunId) -> Result<Opened, Error> {
+    queue::RunQueue::open(connection, run, &owner("u"), "s", &KEEP).await
 }

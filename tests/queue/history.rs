@@ -9,14 +9,14 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use protocol::RunId;
 use queue::{
-    Closed, Ending, Enqueued, EntryId, Failure, Fate, Listing, Opened, Page, Pending, Retention, RetryPolicy,
-    RunQueue, Settlement, Verdict, Worker,
+    Closed, Disruption, Ending, Enqueued, EntryId, Failure, Fate, Listing, Opened, Page, Pause, Pending,
+    RetryPolicy, RunQueue, Settlement, Verdict, Worker,
 };
 use redis::streams::{StreamRangeReply, StreamReadReply};
 use tests::model::{self, EntryNo, FileNo, ModelQueue, Pod};
-use tests::valkey::{Flavor, TestServer};
+use tests::valkey::{Flavor, KEEP, TestServer};
 
-use super::{file, open, run_id, worker};
+use super::{file, open, open_as, run_id, worker};
 
 /// Histories per server, unless the environment variable of this name says otherwise. Together with their steps this is
 /// some hundred thousand calls.
@@ -25,11 +25,13 @@ const PAGES: u32 = 3;
 const FILES_PER_PAGE: u32 = 3;
 const PODS: Pod = 4;
 const MAX_ATTEMPTS: u32 = 2;
+const MAX_DISRUPTIONS: u32 = 1;
+/// A consumer whose name no pod can have, beside those that can, and beside a thief without a name that is kept.
+const IMPOSSIBLE: Pod = PODS + 1;
 /// Long enough to be a back-off, short enough to wait for: the delay is at least half of it, so at least 1 ms.
 const BACKOFF: Duration = Duration::from_millis(2);
 /// Small, so that histories fall between two batches.
 const BATCH: usize = 2;
-const RETENTION: Retention = Retention { details: Duration::from_secs(60), ledger: None };
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -43,23 +45,26 @@ enum Step {
         pod: Pod,
         reply_lost: bool,
     },
-    /// A request of a worker whose connection broke is served, and nobody learns of it.
+    /// A request of a worker whose connection broke is served, and its reply is lost.
     Ghost {
         pod: Pod,
     },
-    /// Somebody reads a file with NOACK.
+    /// A worker reads a file with NOACK.
     Steal,
-    /// An operator reports claims: now, or after somebody else did, or the same one twice in one call.
+    /// A worker reads a file under a name that no pod can have.
+    ClaimAsImpossible,
+    /// An operator reports claims: now, or after another one did, or the same one twice in one call, or as that of a pod that
+    /// never held it.
     Settle {
         operator: usize,
-        claims: Vec<(prop::sample::Index, model::Verdict)>,
+        claims: Vec<(prop::sample::Index, model::Verdict, bool)>,
     },
     /// An operator reclaims what these pods hold.
     Reclaim {
         operator: usize,
         dead: BTreeSet<Pod>,
     },
-    /// The same call by call, so that anything happens between them: it looks at a page of what is held, and judges.
+    /// The same call by call, so that anything happens between them: it looks at what is held, and judges.
     Judge {
         operator: usize,
         dead: BTreeSet<Pod>,
@@ -68,22 +73,22 @@ enum Step {
     ReclaimJudged {
         operator: usize,
     },
-    /// It queues again what nobody holds.
+    /// It queues again what has no holder.
     Recover {
         operator: usize,
     },
     Promote {
         operator: usize,
     },
-    /// An operator dies, and another one starts: it knows only what the server tells it.
+    /// An operator dies, and another one starts: it knows only what the server says.
     Crash {
         operator: usize,
     },
-    /// Somebody tries to finish the run, whatever its state.
+    /// An operator tries to finish the run, whatever its state.
     Finish {
         operator: usize,
     },
-    /// Somebody aborts the run, which takes several calls.
+    /// An operator aborts the run, which takes several calls.
     Abort {
         operator: usize,
     },
@@ -94,6 +99,7 @@ fn verdict() -> impl Strategy<Value = model::Verdict> {
         Just(model::Verdict::Succeeded),
         Just(model::Verdict::Failed),
         Just(model::Verdict::Rejected),
+        any::<bool>().prop_map(|counts| model::Verdict::Disrupted { counts }),
         Just(model::Verdict::Released)
     ]
 }
@@ -106,9 +112,10 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (operator.clone(), any::<bool>()).prop_map(|(operator, reply_lost)| Step::Enqueue { operator, reply_lost }),
         8 => (pod, any::<bool>()).prop_map(|(pod, reply_lost)| Step::Claim { pod, reply_lost }),
-        8 => (operator.clone(), prop::collection::vec((claim, verdict()), 1..4)).prop_map(|(operator, claims)| Step::Settle { operator, claims }),
+        8 => (operator.clone(), prop::collection::vec((claim, verdict(), prop::bool::weighted(0.1)), 1..4)).prop_map(|(operator, claims)| Step::Settle { operator, claims }),
         1 => (0..PODS).prop_map(|pod| Step::Ghost { pod }),
         1 => Just(Step::Steal),
+        1 => Just(Step::ClaimAsImpossible),
         2 => (operator.clone(), dead.clone()).prop_map(|(operator, dead)| Step::Reclaim { operator, dead }),
         2 => (operator.clone(), dead).prop_map(|(operator, dead)| Step::Judge { operator, dead }),
         2 => operator.clone().prop_map(|operator| Step::ReclaimJudged { operator }),
@@ -124,13 +131,15 @@ fn step() -> impl Strategy<Value = Step> {
 struct History {
     steps: Vec<Step>,
     backoff: bool,
+    /// How many files may be listed and not settled.
+    high_water: u64,
     /// How the run ends after the steps: by working off what is left, or by an abort.
     abort: bool,
 }
 
 fn history() -> impl Strategy<Value = History> {
-    (prop::collection::vec(step(), 0..50), any::<bool>(), any::<bool>())
-        .prop_map(|(steps, backoff, abort)| History { steps, backoff, abort })
+    (prop::collection::vec(step(), 0..50), any::<bool>(), 1..12u64, any::<bool>())
+        .prop_map(|(steps, backoff, high_water, abort)| History { steps, backoff, high_water, abort })
 }
 
 /// What one operator knows.
@@ -151,6 +160,7 @@ struct World {
     /// Every claim that a worker learnt of, oldest first: what operators may report, however late.
     claims: Vec<(EntryId, Pod)>,
     succeeded: BTreeSet<FileNo>,
+    high_water: u64,
     policy: RetryPolicy,
     raw: redis::aio::MultiplexedConnection,
 }
@@ -177,7 +187,7 @@ fn number_of(name: &str) -> FileNo {
 }
 
 fn pod_name(pod: Pod) -> String {
-    format!("pod-{pod}")
+    if pod == IMPOSSIBLE { "Pod".repeat(100) } else { format!("pod-{pod}") }
 }
 
 fn page(number: u32) -> (Page, Vec<FileNo>) {
@@ -188,7 +198,7 @@ fn page(number: u32) -> (Page, Vec<FileNo>) {
 }
 
 impl World {
-    async fn new(server: &TestServer, connections: &Connections, name: &str, backoff: bool) -> Self {
+    async fn new(server: &TestServer, connections: &Connections, name: &str, history: &History) -> Self {
         let run = run_id(name);
         let mut operators = Vec::new();
         for connection in &connections.operators {
@@ -198,7 +208,7 @@ impl World {
         let workers = (0..PODS)
             .map(|pod| (pod, worker(server.server(), &operators[0].queue, &pod_name(pod))))
             .collect();
-        let delay = if backoff { BACKOFF } else { Duration::ZERO };
+        let delay = if history.backoff { BACKOFF } else { Duration::ZERO };
         Self {
             run,
             connections: connections.operators.clone(),
@@ -208,8 +218,10 @@ impl World {
             entries: BTreeMap::new(),
             claims: Vec::new(),
             succeeded: BTreeSet::new(),
+            high_water: history.high_water,
             policy: RetryPolicy {
                 max_attempts: MAX_ATTEMPTS,
+                max_disruptions: MAX_DISRUPTIONS,
                 backoff_initial: delay,
                 backoff_max: delay,
                 keep_results: 0,
@@ -222,14 +234,21 @@ impl World {
         !self.policy.backoff_max.is_zero()
     }
 
+    fn model_policy(&self) -> model::Policy {
+        let RetryPolicy { max_attempts, max_disruptions, .. } = self.policy;
+        model::Policy { max_attempts, max_disruptions, backoff: self.backoff() }
+    }
+
     async fn take(&mut self, step: &Step) {
         match step {
             Step::Enqueue { operator, reply_lost } => self.enqueue(*operator, *reply_lost).await,
             Step::Claim { pod, reply_lost } => self.claim(*pod, *reply_lost).await,
             Step::Settle { operator, claims } => {
                 let known = self.claims.len();
-                let claims: Vec<_> =
-                    claims.iter().map(|(claim, verdict)| (claim.index(known.max(1)), *verdict)).collect();
+                let claims: Vec<_> = claims
+                    .iter()
+                    .map(|(claim, verdict, by_another)| (claim.index(known.max(1)), *verdict, *by_another))
+                    .collect();
                 if known > 0 {
                     self.settle(*operator, &claims).await;
                 }
@@ -257,6 +276,7 @@ impl World {
             }
             Step::Ghost { pod } => self.ghost(*pod).await,
             Step::Steal => self.steal().await,
+            Step::ClaimAsImpossible => self.ghost(IMPOSSIBLE).await,
             Step::Crash { operator } => {
                 self.reopen(*operator).await;
                 let listing = self.operators[*operator].queue.stats().await.unwrap().listing;
@@ -264,8 +284,7 @@ impl World {
                 self.operators[*operator].judged.clear();
             }
             Step::Finish { operator } => {
-                let closed =
-                    self.operators[*operator].queue.close(Ending::Finish, "", &RETENTION).await.unwrap();
+                let closed = self.operators[*operator].queue.close(Ending::Finish, "", &KEEP).await.unwrap();
                 assert_eq!(matches!(closed, Closed::Closed(_)), self.model.finish(), "{closed:?}");
             }
             Step::Abort { operator } => self.abort(*operator).await,
@@ -276,7 +295,7 @@ impl World {
     /// A new process knows only what `open` tells it.
     async fn reopen(&mut self, operator: usize) {
         let connection = self.connections[operator].clone();
-        match RunQueue::open(&connection, &self.run, "uid-1", "spec-1").await.unwrap() {
+        match open_as(&connection, &self.run, "uid-1", "spec-1").await {
             Opened::Resumed(queue) => self.operators[operator].queue = queue.with_batch(BATCH),
             Opened::Finished(_) => assert!(self.model.closed),
             Opened::Created(_) | Opened::Taken { .. } | Opened::Used => panic!("the queue is another one"),
@@ -286,7 +305,7 @@ impl World {
     async fn abort(&mut self, operator: usize) {
         loop {
             let ending = Ending::Abort { reason: "Aborted" };
-            let closed = self.operators[operator].queue.close(ending, "", &RETENTION).await.unwrap();
+            let closed = self.operators[operator].queue.close(ending, "", &KEEP).await.unwrap();
             let ended = self.model.abort(BATCH);
             assert_eq!(matches!(closed, Closed::Closed(_)), ended, "{closed:?}");
             // With a back-off the order of files is that of the server's clock, which the model does not know: what is
@@ -345,16 +364,28 @@ impl World {
     async fn enqueue(&mut self, operator: usize, reply_lost: bool) {
         let cursor = self.operators[operator].cursor;
         let (page, files) = page(cursor);
-        let enqueued = self.operators[operator].queue.enqueue(&page).await.unwrap();
-        let added = self.model.enqueue(cursor, page.next.is_none(), &files);
+        let enqueued = self.operators[operator].queue.enqueue(&page, self.high_water).await.unwrap();
+        let expected = self.model.enqueue(
+            cursor,
+            page.next.is_none(),
+            &files,
+            usize::try_from(self.high_water).unwrap(),
+        );
         match &enqueued {
-            Enqueued::Added { total } => assert!(added && *total == u64::from(self.model.total)),
-            Enqueued::Superseded(_) => assert!(!added),
+            Enqueued::Added { total } => {
+                assert_eq!(expected, model::Enqueued::Added);
+                assert_eq!(*total, u64::from(self.model.total));
+            }
+            Enqueued::Superseded(_) => assert_eq!(expected, model::Enqueued::Superseded),
+            Enqueued::Paused(reason) => {
+                assert_eq!((*reason, expected), (Pause::HighWater, model::Enqueued::Paused));
+            }
         }
         if !reply_lost {
             self.operators[operator].cursor = match enqueued {
                 Enqueued::Added { .. } => (cursor + 1).min(PAGES - 1),
                 Enqueued::Superseded(listing) => self.cursor_of(&listing),
+                Enqueued::Paused(_) => cursor,
             };
         }
     }
@@ -371,20 +402,22 @@ impl World {
         };
         let expected = self.model.claim(pod, |message| message.file == number_of(&claimed.file.key));
         let (entry, message) = expected.unwrap_or_else(|| panic!("{claimed:?} should not be there"));
-        assert_eq!((message.file, message.attempts), (number_of(&claimed.file.key), claimed.attempts));
+        let learnt = (number_of(&claimed.file.key), claimed.attempts, claimed.disruptions);
+        assert_eq!((message.file, message.attempts, message.disruptions), learnt);
         assert_eq!(*self.entries.entry(claimed.entry.clone()).or_insert(entry), entry);
         if !reply_lost {
             self.claims.push((claimed.entry, pod));
         }
     }
 
-    async fn settle(&mut self, operator: usize, claims: &[(usize, model::Verdict)]) {
+    async fn settle(&mut self, operator: usize, claims: &[(usize, model::Verdict, bool)]) {
         let mut settlements = Vec::new();
         let mut expected = Vec::new();
-        for (claim, verdict) in claims {
-            let (entry, pod) = self.claims[*claim].clone();
+        for (claim, verdict, by_another) in claims {
+            let (entry, holder) = self.claims[*claim].clone();
+            let pod = if *by_another { (holder + 1) % PODS } else { holder };
             let file_no = self.model.work.get(&self.entries[&entry]).map(|message| message.file);
-            let fate = self.model.settle(self.entries[&entry], *verdict, MAX_ATTEMPTS, self.backoff());
+            let fate = self.model.settle(self.entries[&entry], pod, *verdict, self.model_policy());
             if fate == model::Fate::Succeeded {
                 assert!(self.succeeded.insert(file_no.unwrap()), "a file succeeded twice");
             }
@@ -394,6 +427,9 @@ impl World {
                 model::Verdict::Succeeded => Verdict::Succeeded,
                 model::Verdict::Failed => Verdict::Failed(failure),
                 model::Verdict::Rejected => Verdict::Rejected(failure),
+                model::Verdict::Disrupted { counts } => {
+                    Verdict::Disrupted(Disruption { failure, counts: *counts })
+                }
                 model::Verdict::Released => Verdict::Released,
             };
             settlements.push(Settlement { entry, consumer: pod_name(pod), verdict });
@@ -404,6 +440,7 @@ impl World {
 
     async fn reclaim(&mut self, operator: usize, dead: &BTreeSet<Pod>) {
         let names: BTreeSet<String> = dead.iter().map(|pod| pod_name(*pod)).collect();
+        self.model.remove_consumer(IMPOSSIBLE);
         let held: Vec<(EntryNo, Pod)> = self
             .model
             .pending
@@ -413,7 +450,7 @@ impl World {
             .collect();
         let expected: Vec<model::Fate> = held
             .into_iter()
-            .map(|(entry, pod)| self.model.reclaim(entry, pod, MAX_ATTEMPTS, self.backoff()))
+            .map(|(entry, pod)| self.model.reclaim(entry, pod, self.model_policy()))
             .collect();
         let queue = &self.operators[operator].queue;
         let reclaimed = queue
@@ -433,11 +470,16 @@ impl World {
 
     async fn judge(&mut self, operator: usize, dead: &BTreeSet<Pod>) {
         let names: BTreeSet<String> = dead.iter().map(|pod| pod_name(*pod)).collect();
-        let page = self.operators[operator].queue.pending(None, Duration::ZERO, BATCH).await;
-        let Some(mut page) = self.unless_closed(page) else { return };
-        assert_eq!(page.len(), self.model.pending.len().min(BATCH));
-        page.retain(|pending| names.contains(&pending.consumer));
-        self.operators[operator].judged = page;
+        let mut held = Vec::new();
+        let queue = &self.operators[operator].queue;
+        let visited = queue.for_each_pending(Duration::ZERO, |pending| held.push(pending.clone())).await;
+        if self.unless_closed(visited).is_none() {
+            return;
+        }
+        self.model.remove_consumer(IMPOSSIBLE);
+        assert_eq!(held.len(), self.model.pending.len());
+        held.retain(|pending| names.contains(&pending.consumer));
+        self.operators[operator].judged = held;
     }
 
     async fn reclaim_judged(&mut self, operator: usize) {
@@ -446,10 +488,10 @@ impl World {
         for pending in &judged {
             let pod = (0..PODS).find(|pod| pod_name(*pod) == pending.consumer).unwrap();
             let entry = self.entries[&pending.entry];
-            expected.push(self.model.reclaim(entry, pod, MAX_ATTEMPTS, self.backoff()));
+            expected.push(self.model.reclaim(entry, pod, self.model_policy()));
         }
-        let dead: Vec<(&Pending, String)> =
-            judged.iter().map(|pending| (pending, "PodLost".to_owned())).collect();
+        let dead: Vec<(Pending, String)> =
+            judged.into_iter().map(|pending| (pending, "PodLost".to_owned())).collect();
         let fates = self.operators[operator].queue.reclaim_from(&dead, Duration::ZERO, &self.policy).await;
         if dead.is_empty() {
             return;
@@ -481,6 +523,7 @@ impl World {
             stats.failed,
             stats.retried,
             stats.reclaimed,
+            stats.disrupted,
         ];
         let expected = [
             model.total,
@@ -490,9 +533,11 @@ impl World {
             model.failed,
             model.retried,
             model.reclaimed,
+            model.disrupted,
         ];
         assert_eq!(counts, expected.map(u64::from));
         assert_eq!(stats.listing == Listing::Complete, model.listed);
+        assert_eq!((stats.started, stats.paused.is_some()), (model.started, model.paused));
 
         let keys = self.operators[0].queue.keys().clone();
         let mut everywhere = redis::pipe();
@@ -521,11 +566,11 @@ impl World {
     async fn work_off(&mut self) {
         let listing = self.operators[0].queue.stats().await.unwrap().listing;
         self.operators[0].cursor = self.cursor_of(&listing);
-        for _ in 0..PAGES {
-            self.enqueue(0, false).await;
-        }
-        // Each round settles a file or moves one on, and a file is tried at most twice.
-        for _ in 0..PAGES * FILES_PER_PAGE * MAX_ATTEMPTS + 2 {
+        // Each round adds a page, settles a file or moves one on, and a file is tried at most twice.
+        for _ in 0..PAGES * FILES_PER_PAGE * (MAX_ATTEMPTS + 1) + 2 {
+            if !self.model.listed {
+                self.enqueue(0, false).await;
+            }
             if self.model.finish() {
                 break;
             }
@@ -539,11 +584,11 @@ impl World {
             if let Some((entry, _)) = self.claims.last().cloned()
                 && self.model.pending.contains_key(&self.entries[&entry])
             {
-                self.settle(0, &[(self.claims.len() - 1, model::Verdict::Succeeded)]).await;
+                self.settle(0, &[(self.claims.len() - 1, model::Verdict::Succeeded, false)]).await;
                 self.check().await;
             }
         }
-        let closed = self.operators[0].queue.close(Ending::Finish, "done", &RETENTION).await.unwrap();
+        let closed = self.operators[0].queue.close(Ending::Finish, "done", &KEEP).await.unwrap();
         assert!(
             matches!(&closed, Closed::Closed(finished) if finished.counts.total == u64::from(PAGES * FILES_PER_PAGE)),
             "{closed:?}"
@@ -563,13 +608,15 @@ fn recover_all(model: &mut ModelQueue) -> u32 {
 }
 
 fn simplified(fate: &Fate) -> model::Fate {
+    // A charged attempt ends a row of disruptions.
+    let message =
+        |file: &str, attempts: u32| model::Message { file: number_of(file), attempts, disruptions: 0 };
     match fate {
         Fate::Succeeded => model::Fate::Succeeded,
-        Fate::Retrying { file, attempts, .. } => {
-            model::Fate::Retrying(model::Message { file: number_of(file), attempts: *attempts })
-        }
-        Fate::DeadLettered { file, attempts } => {
-            model::Fate::DeadLettered(model::Message { file: number_of(file), attempts: *attempts })
+        Fate::Retrying { file, attempts, .. } => model::Fate::Retrying(message(file, *attempts)),
+        Fate::DeadLettered { file, attempts } => model::Fate::DeadLettered(message(file, *attempts)),
+        Fate::Disrupted { file, disruptions } => {
+            model::Fate::Disrupted { file: number_of(file), disruptions: *disruptions }
         }
         Fate::Released => model::Fate::Released,
         Fate::Ignored => model::Fate::Ignored,
@@ -577,7 +624,7 @@ fn simplified(fate: &Fate) -> model::Fate {
 }
 
 async fn live_through(server: &TestServer, connections: &Connections, name: &str, history: &History) {
-    let mut world = World::new(server, connections, name, history.backoff).await;
+    let mut world = World::new(server, connections, name, history).await;
     for step in &history.steps {
         world.take(step).await;
     }

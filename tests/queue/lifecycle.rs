@@ -6,13 +6,12 @@ use queue::{
     Closed, Ending, Error, Failure, Fate, File, Opened, Page, Retention, RetryPolicy, RunQueue, State,
     Verdict,
 };
-use tests::valkey::{Flavor, Options, TestServer};
+use tests::valkey::{Flavor, KEEP, Options, TestServer, owner};
 
 use super::{
-    AT_ONCE, SHORT, claim, counts, failed, file, last_page, open, queue_with, run_id, settlement, worker,
+    AT_ONCE, PLENTY, SHORT, claim, counts, failed, file, last_page, open, open_as, queue_with, run_id,
+    settlement, worker,
 };
-
-const RETENTION: Retention = Retention { details: Duration::from_secs(60), ledger: None };
 
 #[tokio::test]
 async fn a_run_is_executed_once_and_remembered() {
@@ -32,11 +31,11 @@ async fn a_run_is_executed_once_and_remembered() {
         assert_eq!((letter.file.as_str(), letter.reason.as_str()), ("b", "not an image"));
         assert_eq!((letter.exit_code, letter.pod.as_deref()), (Some(3), Some("two")));
 
-        let closed = queue.close(Ending::Finish, "one failed", &RETENTION).await.unwrap();
+        let closed = queue.close(Ending::Finish, "one failed", &KEEP).await.unwrap();
         let Closed::Closed(finished) = closed.clone() else { panic!("{closed:?}") };
         assert_eq!(finished.outcome, "one failed");
         assert_eq!(
-            queue.close(Ending::Finish, "one failed", &RETENTION).await.unwrap(),
+            queue.close(Ending::Finish, "one failed", &KEEP).await.unwrap(),
             closed,
             "closing is idempotent"
         );
@@ -49,15 +48,15 @@ async fn a_run_is_executed_once_and_remembered() {
 
         // Pruned and synced again: another object, the same run.
         for owner in ["uid-1", "uid-2"] {
-            let opened = RunQueue::open(&connection, &run, owner, "spec-1").await.unwrap();
+            let opened = open_as(&connection, &run, owner, "spec-1").await;
             assert!(matches!(opened, Opened::Finished(found) if found == finished));
         }
-        assert!(matches!(RunQueue::open(&connection, &run, "uid-2", "spec-2").await.unwrap(), Opened::Used));
+        assert!(matches!(open_as(&connection, &run, "uid-2", "spec-2").await, Opened::Used));
 
         // Deleting the run removes everything but the memory of it.
         RunQueue::delete(&connection, &run, "uid-1").await.unwrap();
         assert_eq!(keys(&server).await, [run.key("ledger")]);
-        let opened = RunQueue::open(&connection, &run, "uid-2", "spec-1").await.unwrap();
+        let opened = open_as(&connection, &run, "uid-2", "spec-1").await;
         assert!(matches!(opened, Opened::Finished(found) if found == finished));
     }
 }
@@ -75,17 +74,14 @@ async fn two_owners_never_share_a_run_id() {
     let connection = server.connect();
     let run = run_id("shared");
     let queue = queue_with(&server, "shared", &["a"]).await;
-    let other = RunQueue::open(&connection, &run, "uid-2", "spec-1").await.unwrap();
-    assert!(matches!(other, Opened::Taken { owner } if owner == "uid-1"));
+    let other = open_as(&connection, &run, "uid-2", "spec-1").await;
+    assert!(matches!(other, Opened::Taken { owner, .. } if owner == "uid-1"));
     RunQueue::delete(&connection, &run, "uid-2").await.unwrap();
     assert_eq!(counts(&queue).await, (1, 1, 0, 0, 0), "only the owner deletes");
 
     RunQueue::delete(&connection, &run, "uid-1").await.unwrap();
     assert_eq!(keys(&server).await, [""; 0], "a run that was not finished leaves nothing behind");
-    assert!(matches!(
-        RunQueue::open(&connection, &run, "uid-2", "spec-2").await.unwrap(),
-        Opened::Created(_)
-    ));
+    assert!(matches!(open_as(&connection, &run, "uid-2", "spec-2").await, Opened::Created(_)));
 }
 
 #[tokio::test]
@@ -120,6 +116,7 @@ async fn failed_files_wait_for_their_back_off_which_doubles_up_to_its_limit() {
         let queue = queue_with(&server, "backoff", &["a"]).await;
         let policy = RetryPolicy {
             max_attempts: 100,
+            max_disruptions: 10,
             backoff_initial: Duration::from_millis(400),
             backoff_max: Duration::from_millis(1_000),
             keep_results: 0,
@@ -170,9 +167,10 @@ async fn any_key_goes_in_and_comes_out_exactly() {
             .iter()
             .map(|key| File { key: (*key).into(), size: u64::MAX, etag: "W/\"a b\\\"".into() })
             .collect();
-        queue.enqueue(&Page { after: String::new(), next: None, files }).await.unwrap();
+        queue.enqueue(&Page { after: String::new(), next: None, files }, PLENTY).await.unwrap();
         let waits = RetryPolicy {
             max_attempts: 2,
+            max_disruptions: 10,
             backoff_initial: Duration::from_millis(2),
             backoff_max: Duration::from_millis(2),
             keep_results: 0,
@@ -218,11 +216,29 @@ async fn a_consumer_is_forgotten_with_its_last_entry() {
 }
 
 #[tokio::test]
+async fn the_newest_dead_letters_come_first_and_say_when_they_were_written() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let before =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    let queue = queue_with(&server, "newest", &["a", "b", "c"]).await;
+    for _ in 0..3 {
+        let claimed = claim(&server, &queue, "pod").await;
+        let rejected = Verdict::Rejected(Failure::new("bad", None));
+        queue.settle(&[settlement(&claimed.entry, "pod", rejected)], &AT_ONCE).await.unwrap();
+    }
+    let letters = queue.newest_dead_letters(2).await.unwrap();
+    assert_eq!(letters.iter().map(|letter| letter.file.as_str()).collect::<Vec<_>>(), ["c", "b"]);
+    assert!(letters.iter().all(|letter| (before..before + 60_000).contains(&letter.time_ms)), "{letters:?}");
+    server.raw(&redis::cmd("FLUSHALL")).await;
+    assert!(matches!(queue.newest_dead_letters(2).await, Err(Error::Lost { .. })));
+}
+
+#[tokio::test]
 async fn results_are_kept_when_asked_for_and_trimmed() {
     let server = TestServer::start(Flavor::Valkey).await;
     let names: Vec<String> = (0..600).map(|number| format!("file-{number}")).collect();
     let queue = open(&server.connect(), &run_id("results")).await;
-    queue.enqueue(&last_page(names.iter().map(String::as_str))).await.unwrap();
+    queue.enqueue(&last_page(names.iter().map(String::as_str)), PLENTY).await.unwrap();
     let policy = RetryPolicy { keep_results: 100, ..AT_ONCE };
     for number in 0..600 {
         let claimed = claim(&server, &queue, "pod").await;
@@ -240,16 +256,19 @@ async fn a_page_that_cannot_be_resumed_is_refused() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = open(&server.connect(), &run_id("pages")).await;
     let standing = Page { after: "a".into(), next: Some("a".into()), files: vec![file("b")] };
-    let refused = queue.enqueue(&standing).await.unwrap_err();
+    let refused = queue.enqueue(&standing, PLENTY).await.unwrap_err();
     assert!(matches!(refused, Error::Page { .. }) && !refused.is_transient(), "{refused:?}");
     assert_eq!(
         refused.to_string(),
-        "queue a page of files: the next page begins where this one does, at \"a\""
+        "cannot queue a page of files: the next page begins where this one does, at \"a\""
     );
     let long =
         Page { after: String::new(), next: None, files: (0..1001).map(|n| file(n.to_string())).collect() };
-    let refused = queue.enqueue(&long).await.unwrap_err();
-    assert_eq!(refused.to_string(), "queue a page of files: it has 1001 files, and a page has at most 1000");
+    let refused = queue.enqueue(&long, PLENTY).await.unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "cannot queue a page of files: it has 1001 files, and a page has at most 1000"
+    );
     assert_eq!(counts(&queue).await, (0, 0, 0, 0, 0));
 }
 
@@ -258,19 +277,19 @@ async fn a_page_that_cannot_be_resumed_is_refused() {
 async fn a_run_id_in_braces_works_on_a_cluster() {
     for flavor in Flavor::ALL {
         let server = TestServer::start_with(flavor, Options { cluster: true, ..Options::default() }).await;
-        let bare = RunQueue::open(&server.connect(), &run_id("slots"), "u", "s").await;
+        let bare = RunQueue::open(&server.connect(), &run_id("slots"), &owner("u"), "s", &KEEP).await;
         assert!(matches!(bare, Err(Error::Server { .. })), "without braces the keys are in different slots");
 
         let run = "{team-a.slots}".parse().unwrap();
         let queue = open(&server.connect(), &run).await;
-        queue.enqueue(&last_page(["a", "b"])).await.unwrap();
+        queue.enqueue(&last_page(["a", "b"]), PLENTY).await.unwrap();
         let (a, _b) = (claim(&server, &queue, "one").await, claim(&server, &queue, "two").await);
         queue.settle(&[settlement(&a.entry, "one", failed("boom"))], &AT_ONCE).await.unwrap();
         queue.reclaim(Duration::ZERO, &AT_ONCE, |_| Some("PodLost".into())).await.unwrap();
         queue.promote().await.unwrap();
         assert_eq!(counts(&queue).await, (2, 2, 0, 0, 0));
         assert!(matches!(
-            queue.close(Ending::Abort { reason: "x" }, "", &RETENTION).await.unwrap(),
+            queue.close(Ending::Abort { reason: "x" }, "", &KEEP).await.unwrap(),
             Closed::Closed(_)
         ));
         RunQueue::delete(&server.connect(), &run, "uid-1").await.unwrap();
@@ -279,34 +298,34 @@ async fn a_run_id_in_braces_works_on_a_cluster() {
 }
 
 #[tokio::test]
-async fn whoever_ends_a_run_first_decides_how() {
+async fn the_first_call_that_ends_a_run_decides_how() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = queue_with(&server, "endings", &["a"]).await;
     let claimed = claim(&server, &queue, "pod").await;
     queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
-    queue.close(Ending::Finish, "succeeded", &RETENTION).await.unwrap();
-    let late = queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &RETENTION).await.unwrap();
+    queue.close(Ending::Finish, "succeeded", &KEEP).await.unwrap();
+    let late = queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &KEEP).await.unwrap();
     assert!(matches!(late, Closed::Closed(end) if end.outcome == "succeeded" && end.counts.failed == 0));
 
     let queue = queue_with(&server, "abort-first", &["a", "b"]).await.with_batch(1);
     let claimed = claim(&server, &queue, "pod").await;
-    let aborted = queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &RETENTION).await.unwrap();
+    let aborted = queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &KEEP).await.unwrap();
     assert_eq!(aborted, Closed::More { remaining: 1 });
     let late =
         queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
     assert_eq!(late, [Fate::Ignored], "it is a dead letter already");
 
     let queue = queue_with(&server, "two-reasons", &["a", "b"]).await.with_batch(1);
-    queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &RETENTION).await.unwrap();
-    queue.close(Ending::Abort { reason: "Aborted" }, "aborted", &RETENTION).await.unwrap();
+    queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &KEEP).await.unwrap();
+    queue.close(Ending::Abort { reason: "Aborted" }, "aborted", &KEEP).await.unwrap();
     let letters = queue.dead_letters(None, 10).await.unwrap();
     assert_eq!(letters.iter().map(|letter| letter.reason.as_str()).collect::<Vec<_>>(), ["TimedOut"; 2]);
 
     let queue = queue_with(&server, "abort-then-finish", &["a", "b"]).await.with_batch(1);
-    queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &RETENTION).await.unwrap();
+    queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &KEEP).await.unwrap();
     let claimed = claim(&server, &queue, "pod").await;
     queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
-    let finished = queue.close(Ending::Finish, "succeeded", &RETENTION).await.unwrap();
+    let finished = queue.close(Ending::Finish, "succeeded", &KEEP).await.unwrap();
     assert!(matches!(finished, Closed::Closed(end) if end.outcome == "timed out"));
 }
 
@@ -314,15 +333,14 @@ async fn whoever_ends_a_run_first_decides_how() {
 async fn an_owner_finds_its_own_finished_run_even_if_its_spec_reads_differently_now() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = queue_with(&server, "reread", &[]).await;
-    queue.close(Ending::Finish, "nothing to do", &RETENTION).await.unwrap();
+    queue.close(Ending::Finish, "nothing to do", &KEEP).await.unwrap();
     let opened =
-        RunQueue::open(&server.connect(), &run_id("reread"), "uid-1", "spec-as-hashed-by-a-newer-version")
-            .await;
-    assert!(matches!(opened.unwrap(), Opened::Finished(end) if end.outcome == "nothing to do"));
+        open_as(&server.connect(), &run_id("reread"), "uid-1", "spec-as-hashed-by-a-newer-version").await;
+    assert!(matches!(opened, Opened::Finished(end) if end.outcome == "nothing to do"));
 }
 
 #[tokio::test]
-async fn an_entry_that_somebody_deleted_does_not_stop_the_batch_it_is_settled_in() {
+async fn an_entry_that_was_deleted_by_hand_does_not_stop_the_batch_it_is_settled_in() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = queue_with(&server, "vanished", &["a", "b", "c"]).await;
     let (a, b) = (claim(&server, &queue, "one").await, claim(&server, &queue, "two").await);

@@ -4,23 +4,27 @@
 mod acl;
 mod checker;
 mod connection;
+mod faults;
 mod history;
 mod lifecycle;
 mod limits;
-mod traps;
+mod memory;
+mod names;
+mod ownership;
 
 use std::time::Duration;
 
 use protocol::RunId;
 use queue::{
-    Claim, Connection, EntryId, Failure, File, Opened, Page, RetryPolicy, RunQueue, Server, Settlement,
-    Verdict, Worker,
+    Claim, Connection, Disruption, EntryId, Failure, File, Opened, Page, RetryPolicy, RunQueue, Server,
+    Settlement, Verdict, Worker,
 };
-use tests::valkey::TestServer;
+use tests::valkey::{KEEP, TestServer, owner};
 
 /// Three attempts, no waiting between them.
 const AT_ONCE: RetryPolicy = RetryPolicy {
     max_attempts: 3,
+    max_disruptions: 2,
     backoff_initial: Duration::ZERO,
     backoff_max: Duration::ZERO,
     keep_results: 0,
@@ -29,12 +33,19 @@ const AT_ONCE: RetryPolicy = RetryPolicy {
 /// Long enough for a reply, short enough not to be noticed.
 const SHORT: Duration = Duration::from_millis(20);
 
+/// No listing pauses at this mark.
+const PLENTY: u64 = u64::MAX;
+
 fn run_id(name: &str) -> RunId {
     RunId::derive("team-a", name).unwrap()
 }
 
+async fn open_as(connection: &Connection, run: &RunId, uid: &str, spec: &str) -> Opened {
+    RunQueue::open(connection, run, &owner(uid), spec, &KEEP).await.unwrap()
+}
+
 async fn open(connection: &Connection, run: &RunId) -> RunQueue {
-    match RunQueue::open(connection, run, "uid-1", "spec-1").await.unwrap() {
+    match open_as(connection, run, "uid-1", "spec-1").await {
         Opened::Created(queue) | Opened::Resumed(queue) => queue,
         Opened::Finished(_) | Opened::Taken { .. } | Opened::Used => {
             panic!("the queue of {run} cannot be opened")
@@ -54,7 +65,7 @@ fn last_page<K: Into<String>>(keys: impl IntoIterator<Item = K>) -> Page {
 /// An open queue with these files, all listed.
 async fn queue_with(server: &TestServer, name: &str, keys: &[&str]) -> RunQueue {
     let queue = open(&server.connect(), &run_id(name)).await;
-    queue.enqueue(&last_page(keys.iter().copied())).await.unwrap();
+    queue.enqueue(&last_page(keys.iter().copied()), PLENTY).await.unwrap();
     queue
 }
 
@@ -72,6 +83,10 @@ fn settlement(entry: &EntryId, pod: &str, verdict: Verdict) -> Settlement {
 
 fn failed(reason: &str) -> Verdict {
     Verdict::Failed(Failure::new(reason, Some(1)))
+}
+
+fn disrupted(reason: &str, counts: bool) -> Verdict {
+    Verdict::Disrupted(Disruption { failure: Failure::new(reason, None), counts })
 }
 
 /// `(total, queued, running, succeeded, failed)`.

@@ -1,7 +1,8 @@
 //! The queue protocol as plain data: what each script does, without a server. The property test compares the real
 //! server with it after every step; the model checker explores every interleaving of it.
 //!
-//! Time is left out: back-off is over when somebody promotes, and every pending entry has been idle long enough.
+//! Time is left out: back-off is over when an operator promotes, and every pending entry has been idle long enough. So is
+//! memory: a listing pauses at high water only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +20,30 @@ pub struct Message {
     pub file: FileNo,
     /// Attempts that failed.
     pub attempts: u32,
+    /// Disruptions in a row that count against it.
+    pub disruptions: u32,
+}
+
+/// What a run allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// How often a file is tried.
+    pub max_attempts: u32,
+    /// How many disruptions in a row it survives.
+    pub max_disruptions: u32,
+    /// Whether a failed file waits before it is tried again.
+    pub backoff: bool,
+}
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enqueued {
+    /// It was added.
+    Added,
+    /// The listing is elsewhere.
+    Superseded,
+    /// Enough files wait already.
+    Paused,
 }
 
 /// How an attempt ended.
@@ -30,7 +55,12 @@ pub enum Verdict {
     Failed,
     /// It failed for good.
     Rejected,
-    /// Nobody tried it.
+    /// Something other than the file ended it.
+    Disrupted {
+        /// Whether it counts.
+        counts: bool,
+    },
+    /// It was never tried.
     Released,
 }
 
@@ -41,6 +71,13 @@ pub enum Fate {
     Succeeded,
     /// It will be tried again.
     Retrying(Message),
+    /// Queued again, without an attempt.
+    Disrupted {
+        /// The file.
+        file: FileNo,
+        /// Disruptions in a row that count against it.
+        disruptions: u32,
+    },
     /// Queued again, as it was.
     Released,
     /// Dead-lettered.
@@ -54,9 +91,9 @@ pub enum Fate {
 pub struct ModelQueue {
     /// Entries of the stream.
     pub work: BTreeMap<EntryNo, Message>,
-    /// Entries that are claimed, and by whom.
+    /// Entries that are claimed, and their holders.
     pub pending: BTreeMap<EntryNo, Pod>,
-    /// Entries that were handed out and are held by nobody.
+    /// Entries that were handed out and have no holder.
     pub adrift: BTreeSet<EntryNo>,
     /// Entries that wait for their back-off, by the entry they were.
     pub retry: BTreeSet<(EntryNo, Message)>,
@@ -66,6 +103,10 @@ pub struct ModelQueue {
     pub cursor: u32,
     /// Whether the last page was added.
     pub listed: bool,
+    /// Whether the listing waits.
+    pub paused: bool,
+    /// Whether files may be processed.
+    pub started: bool,
     /// Whether an abort has begun.
     pub closing: bool,
     /// Whether the run is closed.
@@ -80,6 +121,8 @@ pub struct ModelQueue {
     pub retried: u32,
     /// Entries that were reclaimed.
     pub reclaimed: u32,
+    /// How often a file was queued again without an attempt.
+    pub disrupted: u32,
     added: EntryNo,
 }
 
@@ -99,18 +142,31 @@ impl ModelQueue {
         self.total == self.queued() + self.running() + self.succeeded + self.failed
     }
 
-    /// Adds a page if the listing is where the caller thinks it is; otherwise nothing happens.
-    pub fn enqueue(&mut self, expected: u32, last: bool, files: &[FileNo]) -> bool {
+    /// Files that wait or are claimed: what counts against high water.
+    pub fn unsettled(&self) -> usize {
+        self.work.len() + self.retry.len()
+    }
+
+    /// Adds a page if the listing is where the caller thinks it is, and too little waits. A listing that paused goes on below
+    /// half of the mark.
+    pub fn enqueue(&mut self, expected: u32, last: bool, files: &[FileNo], high_water: usize) -> Enqueued {
         if self.closing || self.closed || self.listed || self.cursor != expected {
-            return false;
+            return Enqueued::Superseded;
+        }
+        let halves = if self.paused { 2 } else { 1 };
+        if !files.is_empty() && self.unsettled() * halves >= high_water {
+            (self.paused, self.started) = (true, true);
+            return Enqueued::Paused;
         }
         for file in files {
-            self.add(Message { file: *file, attempts: 0 });
+            self.add(Message { file: *file, attempts: 0, disruptions: 0 });
         }
         self.cursor += u32::from(!last);
         self.listed = last;
+        self.started |= last;
+        self.paused &= files.is_empty() && !last;
         self.total += files.len() as u32;
-        true
+        Enqueued::Added
     }
 
     fn add(&mut self, message: Message) {
@@ -137,7 +193,7 @@ impl ModelQueue {
         Some(entry)
     }
 
-    /// Hands a file to somebody who does not want it to be remembered.
+    /// Hands a file to a reader that is not remembered.
     pub fn deliver_unremembered(&mut self, fits: impl Fn(&Message) -> bool) -> Option<EntryNo> {
         let (entry, _) = self.available().find(|(_, message)| fits(message))?;
         self.adrift.insert(entry);
@@ -152,15 +208,15 @@ impl ModelQueue {
         self.own(pod)
     }
 
-    /// Of what was handed out after an entry, looks at the next ones, at most `limit`, and queues again what nobody holds.
+    /// Of what was handed out after an entry, checks the next ones, at most `limit`, and queues again what has no holder.
     /// Returns how many these were, and where to go on.
     pub fn recover(&mut self, after: EntryNo, limit: usize) -> (u32, Option<EntryNo>) {
         let handed_out = self.pending.keys().chain(&self.adrift).copied();
-        let mut looked_at: Vec<EntryNo> = handed_out.filter(|entry| *entry > after).collect();
-        looked_at.sort_unstable();
-        looked_at.truncate(limit);
+        let mut checked: Vec<EntryNo> = handed_out.filter(|entry| *entry > after).collect();
+        checked.sort_unstable();
+        checked.truncate(limit);
         let mut recovered = 0;
-        for entry in &looked_at {
+        for entry in &checked {
             if self.adrift.remove(entry)
                 && let Some(message) = self.work.remove(entry)
             {
@@ -169,49 +225,72 @@ impl ModelQueue {
             }
         }
         self.reclaimed += recovered;
-        (recovered, looked_at.last().copied().filter(|_| looked_at.len() == limit))
+        (recovered, checked.last().copied().filter(|_| checked.len() == limit))
     }
 
-    /// Settles an entry, if it is pending.
-    pub fn settle(&mut self, entry: EntryNo, verdict: Verdict, max_attempts: u32, backoff: bool) -> Fate {
-        if self.pending.remove(&entry).is_none() {
+    /// Settles an entry, if this pod holds it.
+    pub fn settle(&mut self, entry: EntryNo, pod: Pod, verdict: Verdict, policy: Policy) -> Fate {
+        if self.pending.get(&entry) != Some(&pod) {
             return Fate::Ignored;
         }
+        self.pending.remove(&entry);
         let Some(message) = self.work.remove(&entry) else { return Fate::Ignored };
-        if verdict == Verdict::Released {
-            self.add(message);
-            return Fate::Released;
-        }
-        let message = Message { attempts: message.attempts + 1, ..message };
         match verdict {
             Verdict::Succeeded => {
                 self.succeeded += 1;
                 Fate::Succeeded
             }
-            Verdict::Failed if message.attempts < max_attempts => {
-                self.retried += 1;
-                if backoff {
-                    self.retry.insert((entry, message));
-                } else {
-                    self.add(message);
+            Verdict::Failed => self.charge(entry, message, true, policy),
+            Verdict::Rejected => self.charge(entry, message, false, policy),
+            Verdict::Disrupted { counts } => {
+                let message = Message { disruptions: message.disruptions + u32::from(counts), ..message };
+                if counts && message.disruptions > policy.max_disruptions {
+                    return self.charge(entry, message, true, policy);
                 }
-                Fate::Retrying(message)
+                self.disrupted += 1;
+                self.add(message);
+                Fate::Disrupted { file: message.file, disruptions: message.disruptions }
             }
-            Verdict::Failed | Verdict::Rejected | Verdict::Released => {
-                self.failed += 1;
-                self.dlq.push(message);
-                Fate::DeadLettered(message)
+            Verdict::Released => {
+                self.add(message);
+                Fate::Released
             }
         }
     }
 
-    /// Settles an entry of a dead pod as failed, if that pod still holds it.
-    pub fn reclaim(&mut self, entry: EntryNo, pod: Pod, max_attempts: u32, backoff: bool) -> Fate {
-        if self.pending.get(&entry) != Some(&pod) {
-            return Fate::Ignored;
+    fn charge(&mut self, entry: EntryNo, message: Message, retryable: bool, policy: Policy) -> Fate {
+        let message = Message { attempts: message.attempts + 1, disruptions: 0, ..message };
+        if retryable && message.attempts < policy.max_attempts {
+            self.retried += 1;
+            if policy.backoff {
+                self.retry.insert((entry, message));
+            } else {
+                self.add(message);
+            }
+            return Fate::Retrying(message);
         }
-        self.reclaimed += 1;
-        self.settle(entry, Verdict::Failed, max_attempts, backoff)
+        self.failed += 1;
+        self.dlq.push(message);
+        Fate::DeadLettered(message)
+    }
+
+    /// Settles an entry of a dead pod as a disruption that counts, if that pod still holds it.
+    pub fn reclaim(&mut self, entry: EntryNo, pod: Pod, policy: Policy) -> Fate {
+        let fate = self.settle(entry, pod, Verdict::Disrupted { counts: true }, policy);
+        self.reclaimed += u32::from(fate != Fate::Ignored);
+        fate
+    }
+
+    /// Queues again, as it was, what a consumer holds that cannot be a pod.
+    pub fn remove_consumer(&mut self, consumer: Pod) {
+        let held: Vec<EntryNo> =
+            self.pending.iter().filter(|(_, holder)| **holder == consumer).map(|(entry, _)| *entry).collect();
+        for entry in held {
+            self.pending.remove(&entry);
+            if let Some(message) = self.work.remove(&entry) {
+                self.add(message);
+            }
+        }
     }
 
     /// Moves everything that waits for its back-off to the stream.
@@ -237,6 +316,7 @@ impl ModelQueue {
             return true;
         }
         self.closing = true;
+        self.paused = false;
         let mut moved = Vec::new();
         while moved.len() < limit
             && let Some((entry, message)) = self.work.pop_first()

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use queue::{Connection, Server};
+use queue::{Connection, Owner, Retention, Server};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
@@ -24,6 +24,14 @@ const STARTS: u32 = 5;
 /// Settings of a plain connection.
 pub fn patient() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE))
+}
+
+/// Finished runs are kept for longer than a test takes.
+pub const KEEP: Retention = Retention { details: Duration::from_secs(60), ledger: None };
+
+/// A run of team-a with this UID.
+pub fn owner(uid: &str) -> Owner {
+    Owner { uid: uid.into(), namespace: "team-a".into(), name: "run".into() }
 }
 
 /// Which server.

@@ -112,7 +112,7 @@ impl Pass<'_> {
         let existing = found.as_ref().and_then(|found| secret::read_queue(self.run, run_id, found));
         let user = match existing {
             Some(user) => user,
-            None => WorkerUser::generate(run_id, &self.owner_uid())?,
+            None => WorkerUser::generate(run_id, &self.owner().uid)?,
         };
         let before = found.as_ref().and_then(secret::epoch);
         let mut wanted = secret::queue(self.run, run_id, &user);

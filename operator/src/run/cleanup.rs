@@ -62,13 +62,13 @@ impl Pass<'_> {
             tracing::warn!(run = %run.name_any(), error = chain(&error), "what a deleted run owns is left to garbage collection");
         }
         if let Ok(run_id) = setup::run_id(run)
-            && let Err(error) = forget(ctx, &run_id, &self.owner_uid()).await
+            && let Err(error) = forget(ctx, &run_id, &self.owner().uid).await
         {
             if since.elapsed() < PATIENCE {
                 return Err(error);
             }
             tracing::warn!(run = %run_id, error = chain(&error), "a deleted run is removed from Valkey later");
-            match note(ctx, &self.owner_uid(), Some(&run_id.key("work"))).await {
+            match note(ctx, &self.owner().uid, Some(&run_id.key("work"))).await {
                 Err(error) if error.is_refusal() => {
                     tracing::warn!(run = %run_id, error = chain(&error), "what a deleted run has in Valkey stays there");
                 }

@@ -128,8 +128,11 @@ mod tests {
             failed,
             retried: 0,
             reclaimed: 0,
+            disrupted: 0,
             delayed: 0,
             next_retry: None,
+            started: true,
+            paused: None,
         }
     }
 

@@ -68,7 +68,7 @@ impl Pass<'_> {
             self.finish_job(&job, counts, &outcome, &message).await?;
         }
         // The workers' user and Secrets have served their purpose.
-        WorkerUser::remove(&self.ctx.valkey, run_id, &self.owner_uid()).await?;
+        WorkerUser::remove(&self.ctx.valkey, run_id, &self.owner().uid).await?;
         cleanup::remove_secrets(self.ctx, self.run).await?;
         self.report.outcome = Some(outcome);
         Ok(Next::Done)

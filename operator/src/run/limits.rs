@@ -46,6 +46,7 @@ impl Limits {
             parallelism: u64::try_from(*parallelism).ok()?,
             retry: RetryPolicy {
                 max_attempts: u32::try_from(*max_attempts).ok()?,
+                max_disruptions: 10,
                 backoff_initial: parse_duration(initial)?,
                 backoff_max: parse_duration(max)?,
                 keep_results,

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use protocol::RunId;
-use queue::RunQueue;
+use queue::{Owner, RunQueue};
 
 use super::RESYNC;
 use super::build::snapshot::Snapshot;
@@ -179,9 +179,13 @@ impl<'a> Pass<'a> {
         age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()
     }
 
-    /// The UID as Valkey knows the owner of a queue.
-    pub fn owner_uid(&self) -> String {
-        self.run.uid().unwrap_or_default()
+    /// The run as Valkey knows the owner of a queue.
+    pub fn owner(&self) -> Owner {
+        Owner {
+            uid: self.run.uid().unwrap_or_default(),
+            namespace: self.run.namespace().unwrap_or_default(),
+            name: self.run.name_any(),
+        }
     }
 }
 

@@ -63,7 +63,7 @@ impl Pass<'_> {
         let queue = match opened {
             Opened::Created(queue) | Opened::Resumed(queue) => queue,
             Opened::Finished(finished) => return Ok(OpenedQueue::Finished(finished)),
-            Opened::Taken { owner } => {
+            Opened::Taken { owner, .. } => {
                 let message = format!(
                     "the runId {run_id} belongs to the PipelineRun with UID {owner}; give this run another name or other queue keys"
                 );

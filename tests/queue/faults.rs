@@ -1,20 +1,18 @@
-//! The traps of queue-based designs, each by name: the defect that would be there without the protocol.
+//! Crashes, lost replies, dead pods and lost data: the defects that queue-based designs usually have, and that the protocol
+//! rules out.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use queue::{
-    Closed, Ending, Enqueued, Error, Fate, Finished, Listing, Opened, Page, Retention, RunQueue, Verdict,
-};
-use tests::valkey::{Flavor, Options, TestServer};
+use queue::{Closed, Ending, Enqueued, Error, Fate, Finished, Listing, Opened, Page, RunQueue, Verdict};
+use tests::valkey::{Flavor, KEEP, Options, TestServer};
 
 use super::{
-    AT_ONCE, SHORT, claim, counts, failed, file, last_page, open, queue_with, run_id, settlement, worker,
+    AT_ONCE, PLENTY, SHORT, claim, counts, disrupted, failed, file, last_page, open, open_as, queue_with,
+    run_id, settlement, worker,
 };
 
-const RETENTION: Retention = Retention { details: Duration::from_secs(60), ledger: None };
-
-/// Trap 1: files listed but lost, by a crash in the middle of the listing.
+/// Files listed but lost, by a crash in the middle of the listing.
 #[tokio::test]
 async fn partial_listing_resumes_from_the_cursor_and_loses_nothing() {
     for flavor in Flavor::ALL {
@@ -24,38 +22,41 @@ async fn partial_listing_resumes_from_the_cursor_and_loses_nothing() {
         let second = Page { after: "b".into(), next: None, files: vec![file("c")] };
 
         let queue = open(&server.connect(), &run).await;
-        assert_eq!(queue.enqueue(&first).await.unwrap(), Enqueued::Added { total: 2 });
+        assert_eq!(queue.enqueue(&first, PLENTY).await.unwrap(), Enqueued::Added { total: 2 });
         drop(queue); // The operator dies here, before it has learnt anything.
 
         let queue = open(&server.connect(), &run).await;
         let stats = queue.stats().await.unwrap();
         assert_eq!((stats.total, stats.listing.clone()), (2, Listing::UpTo("b".into())));
         assert!(!stats.is_finished());
-        let premature = queue.close(Ending::Finish, "", &RETENTION).await.unwrap();
+        let premature = queue.close(Ending::Finish, "", &KEEP).await.unwrap();
         assert_eq!(
             premature,
             Closed::Unfinished { remaining: 2 },
             "a run that is not listed must not succeed"
         );
 
-        assert_eq!(queue.enqueue(&first).await.unwrap(), Enqueued::Superseded(Listing::UpTo("b".into())));
-        assert_eq!(queue.enqueue(&second).await.unwrap(), Enqueued::Added { total: 3 });
-        assert_eq!(queue.enqueue(&second).await.unwrap(), Enqueued::Superseded(Listing::Complete));
+        assert_eq!(
+            queue.enqueue(&first, PLENTY).await.unwrap(),
+            Enqueued::Superseded(Listing::UpTo("b".into()))
+        );
+        assert_eq!(queue.enqueue(&second, PLENTY).await.unwrap(), Enqueued::Added { total: 3 });
+        assert_eq!(queue.enqueue(&second, PLENTY).await.unwrap(), Enqueued::Superseded(Listing::Complete));
         assert_eq!(counts(&queue).await, (3, 3, 0, 0, 0));
     }
 }
 
-/// Trap 1: an empty listing of a lost stream is not "added".
+/// An empty listing of a lost stream is not "added".
 #[tokio::test]
 async fn a_page_is_not_added_to_a_stream_that_is_gone() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = open(&server.connect(), &run_id("gone")).await;
     let mut delete = redis::cmd("DEL");
     server.raw(delete.arg(&queue.keys().work)).await;
-    assert!(matches!(queue.enqueue(&last_page(["a"])).await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.enqueue(&last_page(["a"]), PLENTY).await, Err(Error::Lost { .. })));
 }
 
-/// Trap 2: retrying by two commands loses or doubles the file when a crash falls between them. Here every state that a
+/// Retrying by two commands loses or doubles the file when a crash falls between them. Here every state that a
 /// crash can leave is one before or one after the script, and sending it again changes nothing.
 #[tokio::test]
 async fn settling_twice_counts_once_and_a_retry_is_never_lost_or_doubled() {
@@ -83,7 +84,7 @@ async fn settling_twice_counts_once_and_a_retry_is_never_lost_or_doubled() {
     }
 }
 
-/// Trap 3: with Valkey down, nothing reads as zero, and so nothing reads as success.
+/// With Valkey down, nothing reads as zero, and so nothing reads as success.
 #[tokio::test]
 async fn a_dead_server_is_an_error_and_never_a_count() {
     for flavor in Flavor::ALL {
@@ -91,13 +92,13 @@ async fn a_dead_server_is_an_error_and_never_a_count() {
         let queue = queue_with(&server, "down", &["a"]).await;
         server.kill();
         assert!(matches!(queue.stats().await, Err(Error::Unavailable { .. })));
-        assert!(matches!(queue.pending(None, SHORT, 10).await, Err(Error::Unavailable { .. })));
-        let closed = queue.close(Ending::Finish, "", &RETENTION).await;
+        assert!(matches!(queue.for_each_pending(SHORT, |_| {}).await, Err(Error::Unavailable { .. })));
+        let closed = queue.close(Ending::Finish, "", &KEEP).await;
         assert!(matches!(closed, Err(Error::Unavailable { .. })));
     }
 }
 
-/// Trap 3: a server that comes back empty has lost the run, which is not a finished run either.
+/// A server that comes back empty has lost the run, which is not a finished run either.
 #[tokio::test]
 async fn a_server_that_lost_its_data_is_noticed_by_every_call() {
     let server = TestServer::start(Flavor::Valkey).await;
@@ -107,7 +108,7 @@ async fn a_server_that_lost_its_data_is_noticed_by_every_call() {
     server.raw(&redis::cmd("FLUSHALL")).await;
 
     assert!(matches!(queue.stats().await, Err(Error::Lost { .. })));
-    assert!(matches!(queue.enqueue(&last_page(["a"])).await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.enqueue(&last_page(["a"]), PLENTY).await, Err(Error::Lost { .. })));
     assert!(matches!(queue.promote().await, Err(Error::Lost { .. })));
     assert!(matches!(queue.settle(&[], &AT_ONCE).await, Ok(fates) if fates.is_empty()), "nothing was asked");
     let unknown = settlement(&"1-1".to_owned().into(), "pod", Verdict::Succeeded);
@@ -115,13 +116,13 @@ async fn a_server_that_lost_its_data_is_noticed_by_every_call() {
     assert!(matches!(queue.dead_letters(None, 10).await, Err(Error::Lost { .. })));
     let claims = queue.claims_of(&["pod".into()]).await;
     assert!(matches!(claims, Err(Error::Lost { .. })), "{claims:?}");
-    assert!(matches!(queue.pending(None, SHORT, 10).await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.for_each_pending(SHORT, |_| {}).await, Err(Error::Lost { .. })));
     assert!(matches!(queue.reclaim(SHORT, &AT_ONCE, |_| None).await, Err(Error::Lost { .. })));
-    assert!(matches!(queue.close(Ending::Finish, "", &RETENTION).await, Err(Error::Lost { .. })));
+    assert!(matches!(queue.close(Ending::Finish, "", &KEEP).await, Err(Error::Lost { .. })));
 
-    let anew = open(&connection, &run).await;
-    assert_ne!(anew.epoch(), queue.epoch(), "a new epoch tells that data was lost");
-    assert_eq!(counts(&anew).await, (0, 0, 0, 0, 0));
+    let opened = open(&connection, &run).await;
+    assert_ne!(opened.epoch(), queue.epoch(), "a new epoch means that data was lost");
+    assert_eq!(counts(&opened).await, (0, 0, 0, 0, 0));
     let stale = RunQueue::of_epoch(&connection, &run, queue.epoch());
     assert!(
         matches!(stale.stats().await, Err(Error::Lost { .. })),
@@ -129,7 +130,7 @@ async fn a_server_that_lost_its_data_is_noticed_by_every_call() {
     );
 }
 
-/// Trap 3: any key that vanishes alone (evicted, deleted by hand) makes the sum wrong, and a wrong sum is no count.
+/// Any key that vanishes alone (evicted, deleted by hand) makes the sum wrong, and a wrong sum is no count.
 #[tokio::test]
 async fn losing_one_key_is_noticed() {
     for victim in ["work", "retry", "meta", "dlq"] {
@@ -148,23 +149,23 @@ async fn losing_one_key_is_noticed() {
         server.raw(delete.arg(run_id("partial").key(victim))).await;
         assert!(matches!(queue.stats().await, Err(Error::Lost { .. })), "losing {victim} goes unnoticed");
         for ending in [Ending::Finish, Ending::Abort { reason: "Aborted" }] {
-            let closed = queue.close(ending, "", &RETENTION).await;
+            let closed = queue.close(ending, "", &KEEP).await;
             assert!(matches!(closed, Err(Error::Lost { .. })), "without {victim} it ended: {closed:?}");
         }
         if matches!(victim, "work" | "meta") {
             let settled = queue.settle(&settled, &AT_ONCE).await;
             assert!(matches!(settled, Err(Error::Lost { .. })), "settling goes on without {victim}");
         }
-        let opened = RunQueue::open(&server.connect(), &run_id("partial"), "uid-1", "spec-1").await.unwrap();
-        let Opened::Created(anew) = opened else { panic!("without {victim} the queue was not begun anew") };
-        assert_ne!(anew.epoch(), queue.epoch());
-        assert_eq!(counts(&anew).await, (0, 0, 0, 0, 0));
+        let opened = open_as(&server.connect(), &run_id("partial"), "uid-1", "spec-1").await;
+        let Opened::Created(opened) = opened else { panic!("without {victim} it did not start again") };
+        assert_ne!(opened.epoch(), queue.epoch());
+        assert_eq!(counts(&opened).await, (0, 0, 0, 0, 0));
     }
 }
 
 /// The dead letters are for people: what they remove after they have dealt with it is not lost.
 #[tokio::test]
-async fn a_dead_letter_that_somebody_removed_is_no_loss() {
+async fn a_dead_letter_that_was_removed_by_hand_is_no_loss() {
     for flavor in Flavor::ALL {
         let server = TestServer::start(flavor).await;
         let queue = queue_with(&server, "removed", &["a", "b"]).await;
@@ -174,12 +175,12 @@ async fn a_dead_letter_that_somebody_removed_is_no_loss() {
         let mut trim = redis::cmd("XTRIM");
         server.raw(trim.arg(run_id("removed").key("dlq")).arg("MAXLEN").arg(0)).await;
         assert_eq!(counts(&queue).await, (2, 1, 0, 0, 1));
-        let opened = RunQueue::open(&server.connect(), &run_id("removed"), "uid-1", "spec-1").await.unwrap();
-        assert!(matches!(opened, Opened::Resumed(_)), "the queue was begun anew");
+        let opened = open_as(&server.connect(), &run_id("removed"), "uid-1", "spec-1").await;
+        assert!(matches!(opened, Opened::Resumed(_)), "the queue started again");
     }
 }
 
-/// Trap 4: the group's `lag` is null after deletes, and reads as an empty queue. No count depends on it.
+/// The group's `lag` is null after deletes, and reads as an empty queue. No count depends on it.
 #[tokio::test]
 async fn counts_are_exact_although_the_lag_of_the_group_is_unknown() {
     for flavor in Flavor::ALL {
@@ -190,10 +191,10 @@ async fn counts_are_exact_although_the_lag_of_the_group_is_unknown() {
             next: next.map(str::to_owned),
             files: (0..750).map(|number| file(format!("{after}-{number}"))).collect(),
         };
-        queue.enqueue(&page("", Some("1"))).await.unwrap();
-        queue.enqueue(&page("1", None)).await.unwrap();
+        queue.enqueue(&page("", Some("1")), PLENTY).await.unwrap();
+        queue.enqueue(&page("1", None), PLENTY).await.unwrap();
         claim(&server, &queue, "pod").await;
-        let closed = queue.close(Ending::Abort { reason: "Aborted" }, "", &RETENTION).await.unwrap();
+        let closed = queue.close(Ending::Abort { reason: "Aborted" }, "", &KEEP).await.unwrap();
         assert_eq!(closed, Closed::More { remaining: 500 });
 
         let mut info = redis::cmd("XINFO");
@@ -208,7 +209,7 @@ async fn counts_are_exact_although_the_lag_of_the_group_is_unknown() {
     }
 }
 
-/// Trap 5: the reply to a claim is lost, and the worker asks again.
+/// The reply to a claim is lost, and the worker asks again.
 #[tokio::test]
 async fn a_worker_whose_reply_was_lost_gets_the_same_file_again() {
     for flavor in Flavor::ALL {
@@ -222,7 +223,7 @@ async fn a_worker_whose_reply_was_lost_gets_the_same_file_again() {
     }
 }
 
-/// Trap 10: an aborted run dead-letters what was not settled, all of it, and nothing that was.
+/// An aborted run dead-letters what was not settled, all of it, and nothing that was.
 #[tokio::test]
 async fn aborting_dead_letters_exactly_what_was_not_settled() {
     for flavor in Flavor::ALL {
@@ -243,7 +244,7 @@ async fn aborting_dead_letters_exactly_what_was_not_settled() {
         queue.settle(&settled, &waits).await.unwrap();
         assert_eq!(counts(&queue).await, (4, 2, 1, 1, 0));
 
-        let closed = queue.close(Ending::Abort { reason: "TimedOut" }, "failed", &RETENTION).await.unwrap();
+        let closed = queue.close(Ending::Abort { reason: "TimedOut" }, "failed", &KEEP).await.unwrap();
         let Closed::Closed(Finished { counts, .. }) = closed else { panic!("{closed:?}") };
         assert_eq!((counts.total, counts.succeeded, counts.failed), (4, 1, 3));
         let letters = queue.dead_letters(None, 10).await.unwrap();
@@ -258,7 +259,7 @@ async fn aborting_dead_letters_exactly_what_was_not_settled() {
     }
 }
 
-/// Trap 10: an abort of a large run goes on where it stopped, and nothing is queued meanwhile.
+/// An abort of a large run goes on where it stopped, and nothing is queued meanwhile.
 #[tokio::test]
 async fn an_abort_takes_as_many_calls_as_it_needs() {
     let server = TestServer::start(Flavor::Valkey).await;
@@ -266,13 +267,13 @@ async fn an_abort_takes_as_many_calls_as_it_needs() {
     for page in 0..2 {
         let files = (0..1000).map(|number| file(format!("{page}-{number}"))).collect();
         let after = if page == 0 { String::new() } else { page.to_string() };
-        queue.enqueue(&Page { after, next: Some((page + 1).to_string()), files }).await.unwrap();
+        queue.enqueue(&Page { after, next: Some((page + 1).to_string()), files }, PLENTY).await.unwrap();
     }
-    let abort = || queue.close(Ending::Abort { reason: "Aborted" }, "", &RETENTION);
+    let abort = || queue.close(Ending::Abort { reason: "Aborted" }, "", &KEEP);
     assert_eq!(abort().await.unwrap(), Closed::More { remaining: 1000 });
     assert_eq!(counts(&queue).await, (2000, 1000, 0, 0, 1000));
     let more = Page { after: "2".into(), next: None, files: vec![file("late")] };
-    assert_eq!(queue.enqueue(&more).await.unwrap(), Enqueued::Superseded(Listing::Complete));
+    assert_eq!(queue.enqueue(&more, PLENTY).await.unwrap(), Enqueued::Superseded(Listing::Complete));
     assert!(matches!(abort().await.unwrap(), Closed::Closed(end) if end.counts.failed == 2000));
     assert!(
         matches!(abort().await.unwrap(), Closed::Closed(end) if end.counts.failed == 2000),
@@ -280,7 +281,7 @@ async fn an_abort_takes_as_many_calls_as_it_needs() {
     );
 }
 
-/// Trap 12: a reclaimer that reads the first page only is blind for what stands behind 1,000 living pods.
+/// A reclaimer that reads the first page only is blind for what stands behind 1,000 living pods.
 #[tokio::test]
 async fn a_dead_pod_behind_thousands_of_living_ones_is_found() {
     for flavor in Flavor::ALL {
@@ -290,7 +291,7 @@ async fn a_dead_pod_behind_thousands_of_living_ones_is_found() {
             let files = (0..900).map(|number| file(format!("{page}-{number:04}"))).collect();
             let after = if page == 0 { String::new() } else { page.to_string() };
             queue
-                .enqueue(&Page { after, next: (page < 2).then(|| (page + 1).to_string()), files })
+                .enqueue(&Page { after, next: (page < 2).then(|| (page + 1).to_string()), files }, PLENTY)
                 .await
                 .unwrap();
         }
@@ -312,16 +313,13 @@ async fn a_dead_pod_behind_thousands_of_living_ones_is_found() {
             .await
             .unwrap();
         assert_eq!(asked, 2700);
-        assert_eq!(
-            reclaimed.fates,
-            [Fate::Retrying { file: "2-0850".into(), attempts: 1, delay: Duration::ZERO }]
-        );
+        assert_eq!(reclaimed.fates, [Fate::Disrupted { file: "2-0850".into(), disruptions: 1 }]);
         assert_eq!(counts(&queue).await, (2700, 1, 2699, 0, 0));
         assert_eq!(queue.stats().await.unwrap().reclaimed, 1);
     }
 }
 
-/// Trap 13: what is not idle long enough, or has another holder by now, is left alone.
+/// What is not idle long enough, or has another holder by now, is left alone.
 #[tokio::test]
 async fn an_entry_is_reclaimed_only_when_it_was_idle_long_enough() {
     for flavor in Flavor::ALL {
@@ -337,7 +335,7 @@ async fn an_entry_is_reclaimed_only_when_it_was_idle_long_enough() {
     }
 }
 
-/// Trap 17: a restarted server has forgotten the workers' user. The worker is refused, the operator restores the user,
+/// A restarted server has forgotten the workers' user. The worker is refused, the operator restores the user,
 /// and the worker goes on, with the file it had.
 #[tokio::test]
 async fn a_restarted_server_forgets_the_workers_user_and_the_operator_restores_it() {
@@ -374,7 +372,7 @@ async fn a_restarted_server_forgets_the_workers_user_and_the_operator_restores_i
     }
 }
 
-/// Trap 23: one run's workers cannot touch another run's queue.
+/// One run's workers cannot touch another run's queue.
 #[tokio::test]
 async fn a_workers_user_reads_no_other_run() {
     for flavor in Flavor::ALL {
@@ -390,7 +388,7 @@ async fn a_workers_user_reads_no_other_run() {
     }
 }
 
-/// Trap 5: a request of a worker whose connection broke while it waited is served all the same, and so is its next one.
+/// A request of a worker whose connection broke while it waited is served all the same, and so is its next one.
 /// The worker processes the first of the two; the other is released, and counts neither as done nor as an attempt.
 #[tokio::test]
 async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_released() {
@@ -426,11 +424,11 @@ async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_rel
         let mut pod = worker(server.server(), &queue, "pod");
         let waiting = tokio::spawn(async move { pod.claim(Duration::from_secs(60)).await });
         tests::eventually("the worker waits too", || blocked(2)).await;
-        queue.enqueue(&last_page(["first", "second"])).await.unwrap();
+        queue.enqueue(&last_page(["first", "second"]), PLENTY).await.unwrap();
 
         let claimed = waiting.await.unwrap().unwrap().unwrap();
         assert_eq!(claimed.file.key, "first");
-        assert_eq!(claim(&server, &queue, "pod").await, claimed, "whoever asks again gets the same answer");
+        assert_eq!(claim(&server, &queue, "pod").await, claimed, "asking again gives the same answer");
         let held = queue.claims_of(&["pod".into()]).await.unwrap();
         assert_eq!((held.len(), &held[0].entry), (2, &claimed.entry));
         let settled = [
@@ -445,7 +443,7 @@ async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_rel
     }
 }
 
-/// Trap 23, the other way round: a worker may read its own stream, and no access rule keeps it from saying NOACK. What it
+/// A worker may read its own stream, and no access rule keeps it from saying NOACK. What it
 /// takes in this way is found and queued again.
 #[tokio::test]
 async fn a_file_that_was_taken_without_a_trace_is_found_and_queued_again() {
@@ -469,7 +467,7 @@ async fn a_file_that_was_taken_without_a_trace_is_found_and_queued_again() {
     }
 }
 
-/// Trap 13: between looking and acting the worker may have come back, or somebody else may hold the file.
+/// Between looking and acting the worker may have come back, or another one may hold the file.
 #[tokio::test]
 async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_reclaimed() {
     for flavor in Flavor::ALL {
@@ -511,5 +509,137 @@ async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_recla
             assert_eq!(reclaimed.fates, [Fate::Ignored], "{name}");
             assert_eq!(counts(&queue).await, (1, 0, 1, 0, 0), "{name}");
         }
+    }
+}
+
+/// Nothing but the file's own processing is charged to it, however often its node goes.
+#[tokio::test]
+async fn a_disrupted_file_is_queued_again_without_an_attempt() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "outage", &["a", "b"]).await;
+        for disruptions in 0..20 {
+            let claimed = claim(&server, &queue, "pod").await;
+            let key = if disruptions % 2 == 0 { "a" } else { "b" };
+            assert_eq!(claimed.file.key, key, "a disrupted file goes to the end of the queue");
+            assert_eq!((claimed.attempts, claimed.disruptions), (0, 0));
+            let verdict = disrupted("StorageUnavailable", false);
+            let fates = queue.settle(&[settlement(&claimed.entry, "pod", verdict)], &AT_ONCE).await.unwrap();
+            assert_eq!(fates, [Fate::Disrupted { file: key.into(), disruptions: 0 }]);
+        }
+        let stats = queue.stats().await.unwrap();
+        assert_eq!((stats.disrupted, stats.retried, stats.queued), (20, 0, 2));
+    }
+}
+
+/// A file that takes its node down every time would otherwise never end.
+#[tokio::test]
+async fn a_file_that_is_disrupted_too_often_in_a_row_is_charged_an_attempt() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "killer", &["a"]).await;
+        let policy = queue::RetryPolicy { max_attempts: 2, ..AT_ONCE };
+        let settle = async |verdict: Verdict| {
+            let claimed = claim(&server, &queue, "pod").await;
+            queue.settle(&[settlement(&claimed.entry, "pod", verdict)], &policy).await.unwrap().remove(0)
+        };
+        let again = |disruptions| Fate::Disrupted { file: "a".into(), disruptions };
+        let long = format!("NodeLost{}", "ä".repeat(400));
+        for disruptions in [1, 2] {
+            assert_eq!(settle(disrupted(&long, true)).await, again(disruptions));
+        }
+        assert_eq!(
+            settle(disrupted("StorageUnavailable", false)).await,
+            again(2),
+            "what does not count never charges"
+        );
+        let charged = Fate::Retrying { file: "a".into(), attempts: 1, delay: Duration::ZERO };
+        assert_eq!(settle(disrupted(&long, true)).await, charged);
+        for disruptions in [1, 2] {
+            assert_eq!(settle(disrupted(&long, true)).await, again(disruptions), "the row starts again");
+        }
+        assert_eq!(
+            settle(disrupted(&long, true)).await,
+            Fate::DeadLettered { file: "a".into(), attempts: 2 }
+        );
+        let letter = queue.newest_dead_letters(1).await.unwrap().remove(0);
+        let said = "disrupted 3 times in a row, the last time: NodeLostä";
+        assert!(
+            letter.reason.starts_with(said) && letter.reason.len() <= queue::REASON_BYTES_MAX,
+            "{letter:?}"
+        );
+        let stats = queue.stats().await.unwrap();
+        assert_eq!((stats.disrupted, stats.retried, stats.failed), (5, 1, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_failure_of_its_own_ends_the_row_of_disruptions_also_over_a_back_off() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "row", &["a"]).await;
+        let short = Duration::from_millis(2);
+        let policy = queue::RetryPolicy { backoff_initial: short, backoff_max: short, ..AT_ONCE };
+        for (verdict, attempts, disruptions) in
+            [(disrupted("NodeLost", true), 0, 1), (failed("boom"), 1, 0), (Verdict::Released, 1, 0)]
+        {
+            let claimed = claim(&server, &queue, "pod").await;
+            queue.settle(&[settlement(&claimed.entry, "pod", verdict)], &policy).await.unwrap();
+            tokio::time::sleep(short * 2).await;
+            queue.promote().await.unwrap();
+            let next = claim(&server, &queue, "pod").await;
+            assert_eq!((next.attempts, next.disruptions), (attempts, disruptions));
+            queue.settle(&[settlement(&next.entry, "pod", Verdict::Released)], &policy).await.unwrap();
+        }
+    }
+}
+
+/// Losing the pod is not the file's fault, but it is counted: it may be.
+#[tokio::test]
+async fn a_reclaimed_file_is_disrupted_and_not_charged() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "reclaimed", &["a"]).await;
+        let once = queue::RetryPolicy { max_attempts: 1, ..AT_ONCE };
+        for disruptions in 1..=2 {
+            claim(&server, &queue, "pod").await;
+            let reclaimed = queue.reclaim(Duration::ZERO, &once, |_| Some("PodLost".into())).await.unwrap();
+            assert_eq!(reclaimed.fates, [Fate::Disrupted { file: "a".into(), disruptions }]);
+        }
+        claim(&server, &queue, "pod").await;
+        let reclaimed = queue.reclaim(Duration::ZERO, &once, |_| Some("PodLost".into())).await.unwrap();
+        assert_eq!(reclaimed.fates, [Fate::DeadLettered { file: "a".into(), attempts: 1 }]);
+        let letter = queue.newest_dead_letters(1).await.unwrap().remove(0);
+        assert_eq!(letter.reason, "disrupted 3 times in a row, the last time: PodLost");
+        let stats = queue.stats().await.unwrap();
+        assert_eq!((stats.reclaimed, stats.disrupted, stats.failed), (3, 2, 1));
+    }
+}
+
+/// A pod that was cut off may report its result after its file went to another one, and what it reports may be anything.
+#[tokio::test]
+async fn only_the_pod_that_holds_an_entry_can_settle_it() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "holder", &["a", "b", "c"]).await;
+        let claimed = claim(&server, &queue, "pod").await;
+        let mut second = redis::cmd("XREADGROUP");
+        second.arg("GROUP").arg(&queue.keys().group).arg("pod").arg("COUNT").arg(1);
+        server.raw(second.arg("STREAMS").arg(&queue.keys().work).arg(">")).await;
+        let other = claim(&server, &queue, "other").await;
+        let settle = async |entry: &queue::EntryId, pod: &str| {
+            queue.settle(&[settlement(entry, pod, Verdict::Succeeded)], &AT_ONCE).await.unwrap().remove(0)
+        };
+        assert_eq!(settle(&claimed.entry, "other").await, Fate::Ignored);
+        assert_eq!(settle(&claimed.entry, "stranger").await, Fate::Ignored);
+        assert_eq!(settle(&other.entry, "pod").await, Fate::Ignored);
+        let time = claimed.entry.as_str().split('-').next().unwrap();
+        for nonsense in ["", "-", "+", "nonsense", "0-0", time] {
+            assert_eq!(settle(&nonsense.to_owned().into(), "pod").await, Fate::Ignored, "{nonsense:?}");
+        }
+        assert_eq!(counts(&queue).await, (3, 0, 3, 0, 0));
+        assert_eq!(settle(&claimed.entry, "pod").await, Fate::Succeeded);
+        assert_eq!(settle(&other.entry, "other").await, Fate::Succeeded);
+        assert_eq!(counts(&queue).await, (3, 0, 1, 2, 0));
     }
 }
