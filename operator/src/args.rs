@@ -51,7 +51,7 @@ pub struct Args {
         help_heading = "Worker pods"
     )]
     claimer_image_pull_policy: PullPolicy,
-    /// How long a container may fail to start (an image that cannot be pulled, say) before its file counts as a failed attempt
+    /// How long a pod may fail to start (an image that cannot be pulled, a node without a network) before it is replaced
     #[arg(long, env = "START_TIMEOUT", default_value = "5m", value_parser = duration, help_heading = "Worker pods")]
     start_timeout: Duration,
     /// How many failed pods of a running run are kept for their logs
@@ -134,8 +134,8 @@ pub struct Settings {
     pub start_timeout: Duration,
     /// Failed pods that are kept while their run is running.
     pub keep_failed_pods: usize,
-    /// Outcomes that the results stream of a run keeps.
-    pub keep_results: u32,
+    /// What holds for every run.
+    pub runs: RunSettings,
     /// Networks that endpoints may be in.
     pub allowed_networks: Vec<IpNet>,
     /// Hosts that endpoints may name.
@@ -209,7 +209,11 @@ impl Args {
             },
             start_timeout: self.start_timeout,
             keep_failed_pods: self.keep_failed_pods,
-            keep_results: self.keep_results,
+            runs: RunSettings {
+                keep_results: self.keep_results,
+                max_disruptions: self.max_disruptions,
+                max_dead_letters: self.max_dead_letters,
+            },
             allowed_networks: self.allowed_endpoint_networks,
             allowed_hosts: self.allowed_endpoint_hosts,
             retention: queue::Retention { details: self.details_retention, ledger: self.ledger_retention },

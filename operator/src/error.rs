@@ -96,10 +96,18 @@ pub enum Reason {
     QueueUnavailable,
     /// Valkey lost the queue, and the bucket is listed again.
     QueueLost,
+    /// Valkey has no memory left for more files.
+    QueueFull,
+    /// The storage of source or sink does not answer.
+    StorageUnavailable,
+    /// Files do not fit into the workspaces of pods.
+    WorkspaceFull,
     /// An image cannot be pulled.
     ImagePullFailed,
     /// A container cannot be started for another reason.
     ContainerStartFailed,
+    /// A node takes pods and does not bring them up.
+    NodeNotStarting,
     /// No node takes the pods.
     PodsUnschedulable,
     /// A quota is used up.
@@ -131,8 +139,12 @@ impl Reason {
             | Self::ListingFailed
             | Self::QueueUnavailable
             | Self::QueueLost
+            | Self::QueueFull
+            | Self::StorageUnavailable
+            | Self::WorkspaceFull
             | Self::ImagePullFailed
             | Self::ContainerStartFailed
+            | Self::NodeNotStarting
             | Self::PodsUnschedulable
             | Self::QuotaExceeded
             | Self::JobRefused

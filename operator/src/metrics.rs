@@ -1,6 +1,7 @@
 //! What the operator counts, for Prometheus. Labels are names of ours (phases, outcomes, variants of errors) or reasons of
 //! Kubernetes, never data: their number is bounded. docs/metrics.md is generated from [`Metrics::described`].
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ const PASS_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 /// From the aim of a fraction of a second to an operator that was away.
 const SETTLE_SECONDS: [f64; 11] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
 
+/// Labels of breakers.
+const DEPENDENCIES: [&str; 4] = ["source", "sink", "credentials", "image"];
+
 /// What became of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Outcome {
@@ -32,12 +36,14 @@ pub enum Outcome {
     Released,
     /// It was taken from a dead pod.
     Reclaimed,
+    /// Something other than the file failed: it was given back unharmed.
+    Disrupted,
 }
 
 impl Outcome {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Succeeded, Self::Retried, Self::Failed, Self::Released, Self::Reclaimed];
+    pub const ALL: [Self; 6] =
+        [Self::Succeeded, Self::Retried, Self::Failed, Self::Released, Self::Reclaimed, Self::Disrupted];
 }
 
 /// Every metric of the operator.
@@ -48,6 +54,7 @@ pub struct Metrics {
     runs: Family<PhaseLabel, Gauge>,
     runs_degraded: Family<ReasonLabel, Gauge>,
     files_settled: Family<OutcomeLabel, Counter>,
+    breaker_open: Family<DependencyLabel, Gauge>,
     pass_duration: Histogram,
     pass_errors: Family<ErrorLabel, Counter>,
     pods_created: Counter,
@@ -93,6 +100,23 @@ struct ReasonLabel {
     reason: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DependencyLabel {
+    dependency: &'static str,
+}
+
+/// The open breakers of one run, as they are counted. A run that is forgotten takes its breakers with it.
+#[derive(Debug, Default)]
+pub struct OpenBreakers {
+    counted: BTreeMap<&'static str, Gauge>,
+}
+
+impl Drop for OpenBreakers {
+    fn drop(&mut self) {
+        self.counted.values().for_each(|gauge| _ = gauge.dec());
+    }
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
@@ -111,6 +135,11 @@ impl Metrics {
         );
         let files_settled =
             add.family("files_settled", "outcome", "Attempts at files, by what became of them");
+        let breaker_open = add.family(
+            "breaker_open",
+            "dependency",
+            "PipelineRuns that only probe a dependency because it fails: source, sink, credentials or image",
+        );
         let pass_duration =
             add.seconds("pass_duration", "Time from the start of a pass over a run to its end", PASS_SECONDS);
         let pass_errors = add.family("pass_errors", "error", "Passes over a run that failed, by error");
@@ -134,6 +163,7 @@ impl Metrics {
             runs,
             runs_degraded,
             files_settled,
+            breaker_open,
             pass_duration,
             pass_errors,
             pods_created,
@@ -146,7 +176,28 @@ impl Metrics {
             leader,
         };
         Outcome::ALL.iter().for_each(|outcome| metrics.settled(*outcome, 0));
+        // A breaker that never opened is closed, and not absent.
+        for dependency in DEPENDENCIES {
+            metrics.breaker_open.get_or_create(&DependencyLabel { dependency }).set(0);
+        }
         metrics
+    }
+
+    /// Counts a run under the dependencies whose breakers are open, and under no others.
+    pub fn set_open(&self, of_run: &mut OpenBreakers, open: impl Iterator<Item = &'static str>) {
+        let mut before = std::mem::take(&mut of_run.counted);
+        for dependency in open {
+            if of_run.counted.contains_key(dependency) {
+                continue;
+            }
+            let gauge = before.remove(dependency).unwrap_or_else(|| {
+                let gauge = self.breaker_open.get_or_create(&DependencyLabel { dependency }).clone();
+                gauge.inc();
+                gauge
+            });
+            of_run.counted.insert(dependency, gauge);
+        }
+        before.values().for_each(|gauge| _ = gauge.dec());
     }
 
     /// How many runs are in a phase. Say it of every phase, also of those without any: a gauge keeps its last value.
@@ -307,6 +358,7 @@ mod tests {
             "openfilter_runs{phase=\"Running\"} 2",
             "openfilter_files_settled_total{outcome=\"Succeeded\"} 3",
             "openfilter_files_settled_total{outcome=\"Reclaimed\"} 0",
+            "openfilter_files_settled_total{outcome=\"Disrupted\"} 0",
             "openfilter_pass_duration_seconds_count 1",
             "openfilter_pass_errors_total{error=\"Observe\"} 1",
             "openfilter_pods_created_total 1",
@@ -320,6 +372,27 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_run_is_counted_under_its_open_breakers_until_they_close_or_it_is_forgotten() {
+        let metrics = Metrics::new();
+        let shows = |line: &str| {
+            let text = metrics.encode().unwrap();
+            assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+        };
+        let (mut one, mut two) = (OpenBreakers::default(), OpenBreakers::default());
+        shows("openfilter_breaker_open{dependency=\"sink\"} 0");
+        metrics.set_open(&mut one, ["source", "credentials", "credentials"].into_iter());
+        metrics.set_open(&mut two, ["source"].into_iter());
+        metrics.set_open(&mut two, ["source"].into_iter());
+        shows("openfilter_breaker_open{dependency=\"source\"} 2");
+        shows("openfilter_breaker_open{dependency=\"credentials\"} 1");
+        metrics.set_open(&mut two, std::iter::empty());
+        shows("openfilter_breaker_open{dependency=\"source\"} 1");
+        drop(one);
+        shows("openfilter_breaker_open{dependency=\"source\"} 0");
+        shows("openfilter_breaker_open{dependency=\"credentials\"} 0");
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub const RUN_NAME_LABEL: &str = "filter.plainsight.ai/pipelinerun";
 pub const RUN_UID_LABEL: &str = "filter.plainsight.ai/run-uid";
 /// Annotation of the run's Secret: the epoch of its queue. Another one in Valkey means that data was lost.
 pub const EPOCH_ANNOTATION: &str = "filter.plainsight.ai/queue-epoch";
+/// Annotation of pods: the names of our own containers, separated by commas. Others were added by a mesh, say.
+pub const CONTAINERS_ANNOTATION: &str = "filter.plainsight.ai/containers";
 
 /// Random characters that tell the pods of a run apart. Names are never used twice, because a pod's name is its name as a
 /// consumer too: 36^9 leaves a million pods one chance in 200 of a collision, which the API server then refuses.

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use queue::{Listing, State, Stats};
+use queue::{State, Stats};
 use strum::AsRefStr;
 
+use super::breaker::Probe;
 use super::limits::Limits;
 
 /// What a run looks like when it is decided about.
@@ -25,6 +26,8 @@ pub struct Seen<'a> {
     pub age: Duration,
     /// Whether pods were refused or died so recently that it is better to wait.
     pub backing_off: bool,
+    /// Whether only a probe may be created, because something that the run depends on fails.
+    pub probe: Probe,
 }
 
 /// What is to be done.
@@ -72,18 +75,19 @@ impl End {
 
 /// Decides.
 pub fn decide(seen: &Seen<'_>) -> Plan {
-    let Seen { stats, limits, alive, in_flight, suspended, age, backing_off } = *seen;
+    let Seen { stats, limits, alive, in_flight, suspended, age, backing_off, probe } = *seen;
     if let Some(end) = end(stats, limits, age) {
         return Plan::End(end);
     }
     let left = limits.timeout.map(|timeout| timeout.saturating_sub(age));
-    let wake = [left, stats.next_retry].into_iter().flatten().min();
+    let wake = [left, stats.next_retry, probe.wake()].into_iter().flatten().min();
     if suspended {
         return Plan::GoOn { create: 0, dismiss: alive, wake };
     }
     // A file that waits for its back-off needs no pod before it is due.
     let demand = limits.parallelism.min(stats.queued - stats.delayed + stats.running);
     let create = if backing_off { 0 } else { demand.saturating_sub(alive + in_flight) };
+    let create = probe.cap(create);
     Plan::GoOn { create, dismiss: alive.saturating_sub(limits.parallelism), wake }
 }
 
@@ -102,19 +106,22 @@ fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
     if limits.timeout.is_some_and(|timeout| age >= timeout) {
         return Some(End::TimedOut);
     }
-    // A share of the files means nothing before all are known.
-    let all_known = stats.listing == Listing::Complete;
-    (all_known && limits.too_many_failed(stats.failed, stats.total)).then_some(End::TooManyFailures)
+    let too_many = limits.too_many_dead_letters(stats.failed)
+        // A share of the files means nothing before some of them are listed and the first may be processed.
+        || stats.started && limits.too_many_failed(stats.failed, stats.total);
+    too_many.then_some(End::TooManyFailures)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::run::limits::RunSettings;
+    use queue::Listing;
     use serde_json::json;
 
     fn limits(execution: serde_json::Value) -> Limits {
-        Limits::parse(&serde_json::from_value(execution).unwrap(), 0).unwrap()
+        Limits::parse(&serde_json::from_value(execution).unwrap(), RunSettings::for_tests()).unwrap()
     }
 
     fn stats(queued: u64, running: u64, succeeded: u64, failed: u64) -> Stats {
@@ -145,6 +152,7 @@ mod tests {
             suspended: false,
             age: Duration::ZERO,
             backing_off: false,
+            probe: Probe::Full,
         }
     }
 
@@ -217,6 +225,32 @@ mod tests {
         };
         assert_eq!(at(59), Plan::GoOn { create: 0, dismiss: 0, wake: Some(Duration::from_secs(1)) });
         assert_eq!(at(60), Plan::End(End::TimedOut));
+    }
+
+    #[test]
+    fn a_dependency_that_fails_lets_only_a_probe_be_created() {
+        let (stats, ten) = (stats(100, 0, 0, 0), limits(json!({"parallelism": 10})));
+        let with = |probe| decide(&Seen { probe, ..seen(&stats, &ten) });
+        assert_eq!(creates(with(Probe::One)), 1);
+        assert_eq!(creates(with(Probe::UnderWay)), 0);
+        let wait = Duration::from_secs(3);
+        assert_eq!(with(Probe::Wait(wait)), Plan::GoOn { create: 0, dismiss: 0, wake: Some(wait) });
+    }
+
+    #[test]
+    fn dead_letters_are_bounded_and_a_count_applies_before_all_files_are_known() {
+        let none = Limits { max_dead_letters: 2, ..limits(json!({})) };
+        let listing = |failed, started| Stats {
+            listing: Listing::UpTo("k".into()),
+            started,
+            ..stats(5, 1, 0, failed)
+        };
+        assert!(matches!(plan(&listing(2, true), &none, 1), Plan::GoOn { .. }));
+        assert_eq!(plan(&listing(3, true), &none, 1), Plan::End(End::TooManyFailures));
+        let one = limits(json!({"maxFailedFiles": 1}));
+        assert_eq!(plan(&listing(2, true), &one, 1), Plan::End(End::TooManyFailures));
+        let share = limits(json!({"maxFailedFiles": "10%"}));
+        assert_eq!(plan(&listing(2, true), &share, 1), Plan::End(End::TooManyFailures), "of those listed so far");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
+use queue::{Listing, Stats};
 use serde_json::{Value, json};
 
 use super::build::pod::Recipe;
@@ -23,7 +24,7 @@ const JOB_SHOWN_WITHIN: Duration = Duration::from_secs(10);
 
 impl Pass<'_> {
     /// The Job of the run: what the watch shows, or a new one. `None` while an old one is being deleted.
-    pub async fn ensure_job(&mut self, prepared: &Prepared, files: u64) -> Result<Option<Arc<Job>>, Stop> {
+    pub async fn ensure_job(&mut self, prepared: &Prepared, stats: &Stats) -> Result<Option<Arc<Job>>, Stop> {
         if let Some(shown) = &self.view.job {
             self.memory.job = None;
             if shown.metadata.deletion_timestamp.is_some() {
@@ -44,6 +45,8 @@ impl Pass<'_> {
             worker: &self.ctx.settings.worker,
             pending_timeout: prepared.limits.pending_timeout,
         };
+        // A total that is not known yet would have to grow, and `completions` cannot change.
+        let files = (stats.listing == Listing::Complete).then_some(stats.total);
         let wanted = job::job(self.run, &prepared.run_id, &recipe, files);
         let name = wanted.name_any();
         // By a dry run first: another controller would start pods of a Job that is not ours to manage, before we could
@@ -53,7 +56,9 @@ impl Pass<'_> {
         }
         let found = match create(&api, &wanted, false).await? {
             Some(created) => {
-                self.ctx.tell(self.run, "JobCreated", format!("created Job {name} for {files} files"));
+                let so_far = if files.is_some() { "" } else { " so far" };
+                let note = format!("created Job {name} for {} files{so_far}", stats.total);
+                self.ctx.tell(self.run, "JobCreated", note);
                 created
             }
             // Created before, and the status write was lost.

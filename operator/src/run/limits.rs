@@ -23,11 +23,25 @@ pub struct Limits {
     pub non_retryable: Vec<i32>,
     /// How many files may fail.
     pub max_failed: Option<FailureLimit>,
+    /// How many dead letters a run may have: each takes memory of Valkey.
+    pub max_dead_letters: u64,
+}
+
+/// What the operator's settings say about every run.
+#[derive(Clone, Copy, Debug)]
+pub struct RunSettings {
+    /// Outcomes that the results stream keeps.
+    pub keep_results: u32,
+    /// Disruptions of a file in a row before one is charged.
+    pub max_disruptions: u32,
+    /// Dead letters of a run before it ends.
+    pub max_dead_letters: u64,
 }
 
 impl Limits {
     /// Parses. `None` if a field cannot be read, which validation has refused before.
-    pub fn parse(execution: &Execution, keep_results: u32) -> Option<Self> {
+    pub fn parse(execution: &Execution, settings: RunSettings) -> Option<Self> {
+        let RunSettings { keep_results, max_disruptions, max_dead_letters } = settings;
         let Execution {
             parallelism,
             max_attempts,
@@ -46,7 +60,7 @@ impl Limits {
             parallelism: u64::try_from(*parallelism).ok()?,
             retry: RetryPolicy {
                 max_attempts: u32::try_from(*max_attempts).ok()?,
-                max_disruptions: 10,
+                max_disruptions,
                 backoff_initial: parse_duration(initial)?,
                 backoff_max: parse_duration(max)?,
                 keep_results,
@@ -59,6 +73,7 @@ impl Limits {
                 None => None,
                 Some(limit) => Some(FailureLimit::parse(limit)?),
             },
+            max_dead_letters,
         })
     }
 
@@ -71,9 +86,22 @@ impl Limits {
         }
     }
 
+    /// Whether a run has more dead letters than it may keep.
+    pub fn too_many_dead_letters(&self, failed: u64) -> bool {
+        failed > self.max_dead_letters
+    }
+
     /// Whether a run that ends with these counts has succeeded.
     pub fn is_success(&self, failed: u64, total: u64) -> bool {
         failed == 0 || (self.max_failed.is_some() && !self.too_many_failed(failed, total))
+    }
+}
+
+#[cfg(test)]
+impl RunSettings {
+    /// The defaults.
+    pub fn for_tests() -> Self {
+        Self { keep_results: 0, max_disruptions: 10, max_dead_letters: 50_000 }
     }
 }
 
@@ -84,7 +112,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn limits(execution: Value) -> Limits {
-        Limits::parse(&serde_json::from_value(execution).unwrap(), 0).unwrap()
+        Limits::parse(&serde_json::from_value(execution).unwrap(), RunSettings::for_tests()).unwrap()
     }
 
     #[test]

@@ -7,7 +7,8 @@ use queue::{Listing, State, Stats};
 use storage::{Lister, Selection};
 
 use super::RESYNC;
-use super::decide::{self, Plan, Seen};
+use super::breaker::Probe;
+use super::decide::{self, End, Plan, Seen};
 use super::listing::ListingTask;
 use super::pass::{Next, Pass, Prepared, Stop};
 use super::source_bucket::source_bucket;
@@ -20,64 +21,79 @@ pub fn is_to_be_listed(stats: &Stats) -> bool {
 }
 
 impl Pass<'_> {
-    /// Lists the bucket. `None` once all files are known.
+    /// Lists the bucket. `None` once files may be processed: all of them are known, or so many are queued that the listing
+    /// has paused. Then it goes on while they are processed.
     pub async fn list(&mut self, prepared: &Prepared) -> Result<Option<Next>, Stop> {
         if self.memory.listing.is_complete {
             return Ok(None);
         }
         let stats = prepared.queue.stats().await?;
         self.report.counts = Some(status::counts(&stats));
-        if is_to_be_listed(&stats) {
-            return self.follow_listing(prepared, &stats).await.map(Some);
+        if !is_to_be_listed(&stats) {
+            self.memory.listing.is_complete = true;
+            if self.memory.listing.task.take().is_some() {
+                self.memory.listing.succeeded();
+                self.ctx.tell(self.run, "Listed", format!("found {} files", stats.total));
+            }
+            return Ok(None);
         }
-        self.memory.listing.is_complete = true;
-        if self.memory.listing.task.take().is_some() {
-            self.memory.listing.succeeded();
-            self.ctx.tell(self.run, "Listed", format!("found {} files", stats.total));
+        self.report.listed = self.report.counts.map(|counts| counts.total_files);
+        if stats.started {
+            // What ends the run, and when, is decided with the files that are being processed.
+            self.follow_listing(prepared, &stats).await?;
+            return Ok(None);
         }
-        Ok(None)
+        self.report.phase = Some(Phase::Listing);
+        if let Some(end) = self.end_while_listing(prepared, &stats) {
+            return self.end_run(prepared, end).await.map(Some);
+        }
+        let left = prepared.limits.timeout.map_or(RESYNC, |timeout| timeout.saturating_sub(self.age()));
+        let wait = self.follow_listing(prepared, &stats).await?;
+        Ok(Some(Next::Within(wait.map_or(left, |wait| wait.min(left)))))
     }
 
-    async fn follow_listing(&mut self, prepared: &Prepared, stats: &Stats) -> Result<Next, Stop> {
-        self.report.phase = Some(Phase::Listing);
-        self.report.listed = self.report.counts.map(|counts| counts.total_files);
-        let age = self.age();
+    fn end_while_listing(&self, prepared: &Prepared, stats: &Stats) -> Option<End> {
         let seen = Seen {
             stats,
             limits: &prepared.limits,
             alive: 0,
             in_flight: 0,
             suspended: self.run.spec.suspend,
-            age,
+            age: self.age(),
             backing_off: true,
+            probe: Probe::Full,
         };
-        if let Plan::End(end) = decide::decide(&seen) {
-            return self.end_run(prepared, end).await;
+        match decide::decide(&seen) {
+            Plan::End(end) => Some(end),
+            Plan::GoOn { .. } => None,
         }
-        let left = prepared.limits.timeout.map_or(RESYNC, |timeout| timeout.saturating_sub(age));
+    }
+
+    /// Follows the task that lists, or starts it again; returns how long it still waits after a failure.
+    async fn follow_listing(&mut self, prepared: &Prepared, stats: &Stats) -> Result<Option<Duration>, Stop> {
         if self.memory.listing.is_repeated {
-            let message =
-                "Valkey has lost the queue of this run, or a part of it: the bucket is listed again";
+            let message = "Valkey has lost the queue of this run, or a part of it: the bucket is listed again";
             self.report.obstacle = Some(Reason::QueueLost.because(message));
         }
         if self.memory.listing.task.as_ref().is_some_and(|task| !task.has_ended()) {
             self.report_listing_problem(stats);
-            return Ok(Next::Within(left));
+            return Ok(None);
         }
         if let Some(failure) = self.memory.listing.task.take().and_then(|task| task.failure()) {
             let now = Instant::now();
             if failure.reason == Reason::QueueLost {
                 self.memory.queue_lost(now);
-                return Ok(Next::Within(Duration::ZERO));
+                return Ok(Some(Duration::ZERO));
             }
             self.memory.listing.failed(failure, stats.listing.clone(), now);
         }
         self.report_listing_problem(stats);
-        if let Some(wait) = self.memory.listing.waits(Instant::now()) {
-            return Ok(Next::Within(wait.min(left)));
+        let wait = self.memory.listing.waits(Instant::now());
+        // A run that may not use its keys lists nothing.
+        if wait.is_none() && self.memory.withheld.is_none() {
+            self.start_listing(prepared, stats).await?;
         }
-        self.start_listing(prepared, stats).await?;
-        Ok(Next::Within(left))
+        Ok(wait)
     }
 
     fn report_listing_problem(&mut self, stats: &Stats) {

@@ -1,18 +1,22 @@
 //! One run: a task that drives it, pass by pass, from its creation to its end. Every pass can be the first of a new operator.
 
 mod access;
+mod breaker;
 pub mod build;
 mod cleanup;
 mod decide;
+mod dependency;
 mod ending;
 mod job;
 mod limits;
 mod list;
 mod listing;
 mod memory;
+mod nodes;
 mod pass;
 mod process;
 mod publish;
+mod scan;
 mod settle;
 mod setup;
 mod source_bucket;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crds::v1alpha1::{FailedFile, PipelineRun};
+use crds::v1alpha1::PipelineRun;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -14,7 +14,7 @@ use queue::{Owner, RunQueue};
 use super::RESYNC;
 use super::build::snapshot::Snapshot;
 use super::limits::Limits;
-use super::memory::Memory;
+use super::memory::{Memory, RECENT_MAX};
 use super::setup::OpenedQueue;
 use super::status::{self, Report};
 use crate::context::Context;
@@ -130,7 +130,6 @@ impl<'a> Pass<'a> {
             OpenedQueue::Open(queue) => *queue,
             OpenedQueue::Finished(finished) => return self.finish(&run_id, &finished).await,
         };
-        self.report_failures();
         let snapshot = self.load_snapshot(&run_id).await?;
         let prepared = Prepared { run_id, limits, snapshot, queue };
         self.restore_access(&prepared).await?;
@@ -167,9 +166,13 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The newest files that failed for good, for the status.
-    pub fn report_failures(&mut self) {
-        self.report.recent_failures = Some(self.memory.failures.newest(failures_in_status(self.run)));
+    /// The newest files that failed for good, for the status: from the dead letters, whenever more have failed.
+    pub async fn report_failures(&mut self, queue: &RunQueue, failed: u64) -> Result<(), Stop> {
+        if self.memory.failures.are_outdated(failed) {
+            self.memory.failures.read(queue.newest_dead_letters(RECENT_MAX).await?, failed);
+        }
+        self.report.recent_failures = self.memory.failures.newest();
+        Ok(())
     }
 
     /// How long the run has been running, by the clock that wrote its start.
@@ -187,10 +190,6 @@ impl<'a> Pass<'a> {
             name: self.run.name_any(),
         }
     }
-}
-
-fn failures_in_status(run: &PipelineRun) -> &[FailedFile] {
-    run.status.as_ref().map(|status| status.recent_failures.as_slice()).unwrap_or_default()
 }
 
 /// The obstacle after a pass that failed: it has not found out that the one before it is gone.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crds::v1alpha1::Phase;
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
-use queue::Stats;
+use queue::{Pause, Stats};
 
 use super::build::job::is_suspended;
 use super::decide::{self, Plan, Seen};
@@ -17,8 +17,8 @@ use super::settle::Settled;
 use super::status;
 use super::workers::{self, BATCH, Removal};
 use super::{GATHER, PUBLISH_EVERY, RESYNC};
-use crate::error::{Error, Reason};
-use crate::pods::Stage;
+use crate::error::{Error, Obstacle, Reason};
+use crate::pods::{Stage, WorkerPod};
 use crate::world::View;
 
 /// What is to be done with the pods.
@@ -37,10 +37,11 @@ impl Pass<'_> {
         let promoted = prepared.queue.promote().await?;
         let stats = prepared.queue.stats().await?;
         self.report.counts = Some(status::counts(&stats));
-        if is_to_be_listed(&stats) {
+        if self.memory.listing.is_complete && is_to_be_listed(&stats) {
             return Ok(self.list_again());
         }
-        self.report_failures();
+        self.report_failures(&prepared.queue, stats.failed).await?;
+        self.verify_creations().await?;
 
         let suspended = self.run.spec.suspend || self.view.job.as_deref().is_some_and(is_suspended);
         let plan = self.decide(prepared, &stats, suspended);
@@ -49,7 +50,7 @@ impl Pass<'_> {
             Plan::End(end) => return self.end_run(prepared, end).await,
             Plan::GoOn { create, dismiss, wake } => Demand { create, dismiss, wake },
         };
-        let job = self.ensure_job(prepared, stats.total).await?;
+        let job = self.ensure_job(prepared, &stats).await?;
         self.remove_pods(&settled.removable, Removal::Graceful).await?;
         if suspended {
             self.report.phase = Some(Phase::Suspended);
@@ -69,7 +70,7 @@ impl Pass<'_> {
         if settled.files > 0 || self.view.pods.iter().any(|pod| pod.stage == Stage::Working) {
             self.memory.creation.workers_claim(Instant::now());
         }
-        self.report_obstacle();
+        self.report_obstacle(&stats);
         let waits = [
             demand.wake,
             promoted.next,
@@ -102,18 +103,27 @@ impl Pass<'_> {
     }
 
     fn decide(&mut self, prepared: &Prepared, stats: &Stats, suspended: bool) -> Plan {
-        let in_flight = self.memory.creation.in_flight(&self.view.pods, &self.memory.pods.gone, self.now);
+        let in_flight = self.memory.creation.in_flight(&self.view.pods, &self.memory.pods.gone);
         let pods = &self.memory.pods;
-        let alive = self.view.pods.iter().filter(|pod| pod.is_alive() && !pods.is_done(&pod.name)).count();
+        let alive: Vec<&WorkerPod> = self
+            .view
+            .pods
+            .iter()
+            .filter(|pod| pod.is_alive() && !pods.is_done(&pod.name))
+            .map(AsRef::as_ref)
+            .collect();
         let backing_off = self.memory.creation.waits(self.now).is_some();
+        let probe = self.memory.breakers.probe(self.now, alive.iter().copied(), in_flight);
+        self.ctx.metrics.set_open(&mut self.memory.open_breakers, self.memory.breakers.open_labels());
         let plan = decide::decide(&Seen {
             stats,
             limits: &prepared.limits,
-            alive: alive as u64,
+            alive: alive.len() as u64,
             in_flight,
             suspended: suspended || self.memory.withheld.is_some(),
             age: self.age(),
             backing_off,
+            probe,
         });
         if matches!(plan, Plan::GoOn { create: 0, .. }) && in_flight == 0 && !backing_off {
             // There are as many pods as are needed, so that none is refused any more.
@@ -122,11 +132,22 @@ impl Pass<'_> {
         plan
     }
 
+    /// Pods that the watch should have shown by now are looked for in a list, so that neither a stuck watch lets us create too
+    /// many nor a lost request keeps a slot.
+    async fn verify_creations(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
+        if self.memory.creation.is_to_be_verified(now) {
+            let listed = self.list_pods().await?.items.iter().map(ResourceExt::name_any).collect();
+            self.memory.creation.verified(&listed, now);
+        }
+        Ok(())
+    }
+
     /// The Job's status is written as often as the run's.
     async fn publish_job_if_due(&mut self, job: &Job, suspended: bool) -> Result<(), Error> {
         let written = self.memory.published.as_ref().map(|(_, written)| written);
         match self.report.counts {
-            Some(counts) if written.is_none_or(|written| written.elapsed() >= PUBLISH_EVERY) => {
+            Some(counts) if written.is_none_or(|written| written.elapsed() >= self.ctx.publish_every()) => {
                 self.publish_job(job, counts, suspended).await
             }
             _ => Ok(()),
@@ -155,12 +176,29 @@ impl Pass<'_> {
         result
     }
 
-    fn report_obstacle(&mut self) {
+    /// What blocks the run most: what needs a person first.
+    fn report_obstacle(&mut self, stats: &Stats) {
         let start_problem =
             || workers::start_problem(&self.view.pods, self.ctx.settings.start_timeout, self.now);
-        let creation_problem = || self.memory.creation.problem().cloned();
-        self.report.obstacle = self.memory.withheld.clone().or_else(start_problem).or_else(creation_problem);
+        let memory = &self.memory;
+        let obstacle = memory.withheld.clone();
+        let obstacle = obstacle.or_else(|| memory.breakers.obstacle());
+        let obstacle = obstacle.or_else(start_problem).or_else(|| memory.nodes.obstacle());
+        let obstacle = obstacle.or_else(|| memory.creation.problem().cloned());
+        // A problem of the listing was reported before: files that are queued are processed all the same.
+        let obstacle = obstacle.or_else(|| self.report.obstacle.take()).or_else(|| queue_full(stats));
+        self.report.obstacle = obstacle;
     }
+}
+
+/// A listing that waits for memory depends on other runs, unlike one that waits for its own files.
+fn queue_full(stats: &Stats) -> Option<Obstacle> {
+    (stats.paused == Some(Pause::MemoryFull)).then(|| {
+        Reason::QueueFull.because(
+            "Valkey uses more than 80 % of its maxmemory: the listing goes on, a page at a time, as files are settled; \
+             give Valkey more memory to list faster",
+        )
+    })
 }
 
 /// When the first file may have taken too long.
@@ -178,7 +216,8 @@ fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> 
 /// When the first pod that does not start, or does not go, may have taken too long.
 fn stuck_timeout(start_timeout: Duration, view: &View, now: Instant) -> Option<Duration> {
     let stuck = view.pods.iter().filter(|pod| matches!(pod.stage, Stage::Stuck(_)));
-    let stuck = stuck.map(|pod| pod.since + start_timeout);
+    let unprepared = view.pods.iter().filter_map(|pod| pod.unprepared);
+    let stuck = stuck.map(|pod| pod.since).chain(unprepared).map(|since| since + start_timeout);
     let deleted = view.pods.iter().filter_map(|pod| pod.deleting);
     let going = deleted.map(|going| going.since + going.grace + PUBLISH_EVERY * 6);
     stuck

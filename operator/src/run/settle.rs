@@ -1,38 +1,31 @@
 //! Decides the fate of files whose pods have ended, are gone, do not start or take too long, in batches.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crds::v1alpha1::FailedFile;
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
-use kube::{Api, ResourceExt};
-use queue::{EntryId, Failure, Fate, Settlement, Verdict};
+use kube::ResourceExt;
+use queue::{Disruption, EntryId, Failure, Fate, Settlement, Verdict};
 
-use super::build::owner;
+use super::RESYNC;
 use super::pass::{Pass, Prepared};
+use super::verdict::{self, Cause, Judgement};
 use super::workers::BATCH;
-use super::{RESYNC, verdict};
 use crate::error::Error;
 use crate::metrics::Outcome;
 use crate::pods::{Stage, WorkerPod};
-use protocol::container::CLAIMER;
 
 /// How much longer than its grace period a pod may take to go before its node counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 /// How long a node may take to say that a pod has ended of which nothing runs any more.
 const TIDIED_WITHIN: Duration = Duration::from_secs(30);
-/// Claims that are looked at in one call.
-const PAGE: usize = 1_000;
 
 /// What settling found.
 #[derive(Default)]
 pub struct Settled {
     /// Files that were settled.
     pub files: usize,
-    /// Pods that nobody needs any more.
+    /// Pods that are not needed any more.
     pub removable: Vec<String>,
     /// Pods to remove without waiting for their node.
     pub lost: Vec<String>,
@@ -42,40 +35,34 @@ pub struct Settled {
     pub again: bool,
 }
 
-fn outcome(fate: &Fate) -> Option<Outcome> {
+/// A pod whose attempt is over.
+struct Ended {
+    judgement: Judgement,
+    /// The pod, unless it is gone.
+    pod: Option<Arc<WorkerPod>>,
+}
+
+/// Under which outcome a fate is counted; `None` if another operator settled the file and has counted it.
+pub fn outcome(fate: &Fate) -> Option<Outcome> {
     match fate {
         Fate::Succeeded => Some(Outcome::Succeeded),
         Fate::Retrying { .. } => Some(Outcome::Retried),
         Fate::DeadLettered { .. } => Some(Outcome::Failed),
+        Fate::Disrupted { .. } => Some(Outcome::Disrupted),
         Fate::Released => Some(Outcome::Released),
-        // Settled before, by another operator: it has counted it.
         Fate::Ignored => None,
     }
 }
-
-/// The pods whose attempt is over, and how it ended.
-type Ended = BTreeMap<String, (Verdict, Option<Arc<WorkerPod>>)>;
 
 impl Pass<'_> {
     /// Settles all that can be settled now.
     pub async fn settle(&mut self, prepared: &Prepared) -> Result<Settled, Error> {
         let mut settled = Settled::default();
-        let mut ended = self.ended(prepared, &mut settled);
-        self.took_too_long(prepared, &mut ended).await?;
-        let names: Vec<String> = ended.keys().cloned().collect();
-        let claims = if names.is_empty() { Vec::new() } else { prepared.queue.claims_of(&names).await? };
-        let mut served: HashMap<String, EntryId> = HashMap::new();
-        let mut settlements = Vec::with_capacity(claims.len());
-        for claim in claims {
-            let Some((verdict, _)) = ended.get(&claim.consumer) else { continue };
-            // A worker processes the first of its entries; another one was handed to it while nobody listened.
-            let first = served.entry(claim.consumer.clone()).or_insert_with(|| claim.entry.clone());
-            let verdict = if *first == claim.entry { verdict.clone() } else { Verdict::Released };
-            settlements.push(Settlement { entry: claim.entry, consumer: claim.consumer, verdict });
-        }
-        self.settle_entries(prepared, &settlements).await?;
-        settled.files = settlements.len();
-        for (name, (_, pod)) in ended {
+        self.observe_dependencies();
+        let mut ended = self.judge_ended_pods(prepared, &mut settled);
+        self.judge_overlong_pods(prepared, &mut ended).await?;
+        let mut served = self.settle_claims(prepared, &ended, &mut settled).await?;
+        for (name, Ended { pod, .. }) in ended {
             if let Some(finished) = pod.as_ref().filter(|pod| pod.is_finished()) {
                 self.ctx.metrics.settled_after(finished.since.elapsed());
             }
@@ -85,92 +72,147 @@ impl Pass<'_> {
             }
             self.memory.pods.settled.insert(name, file);
         }
-        self.forget_gone();
-        settled.again = self.compare_with_all_pods(prepared).await?;
-        settled.removable = self.removable();
+        self.forget_gone_pods();
+        settled.again = self.compare_claims_with_pods(prepared).await?;
+        settled.removable = self.removable_pods();
         Ok(settled)
     }
 
+    /// Notes which operations succeeded, before anything is judged: a fetch that another pod finished shows that the storage
+    /// is up.
+    fn observe_dependencies(&mut self) {
+        let pods = || self.view.pods.iter().chain(self.memory.pods.gone.values()).map(AsRef::as_ref);
+        self.memory.breakers.observe(pods());
+        self.memory.canaries.observe(pods());
+    }
+
     /// Pods that have ended, in whatever way, and were not settled before.
-    fn ended(&mut self, prepared: &Prepared, settled: &mut Settled) -> Ended {
-        let mut ended = Ended::new();
+    fn judge_ended_pods(&mut self, prepared: &Prepared, settled: &mut Settled) -> BTreeMap<String, Ended> {
         let now = self.now;
         let overdue =
             |pod: &WorkerPod| pod.deleting.is_some_and(|going| now >= going.since + going.grace + LOST_AFTER);
         let lost = self.view.pods.iter().filter(|pod| overdue(pod) && !pod.held);
         settled.lost = lost.map(|pod| pod.name.clone()).collect();
-        for pod in self.view.pods.iter().filter(|pod| !self.memory.pods.settled.contains_key(&pod.name)) {
-            let start_timeout = self.ctx.settings.start_timeout;
-            let verdict = match (&pod.stage, pod.deleting) {
-                // It ended because we removed it: should it have claimed meanwhile, nobody tried its file.
-                (Stage::Failed(_), _) if self.memory.pods.dismissed.contains(&pod.name) => {
-                    Some(Verdict::Released)
-                }
-                (Stage::Succeeded | Stage::Failed(_), _) => verdict::of(pod, &prepared.limits.non_retryable),
-                (_, Some(_)) if overdue(pod) => Some(self.unfinished(&pod.name)),
-                (Stage::Stuck(stuck), None) if self.now.duration_since(pod.since) >= start_timeout => {
+        let start_timeout = self.ctx.settings.start_timeout;
+        let mut judged = Vec::new();
+        for pod in &self.view.pods {
+            if self.memory.pods.settled.contains_key(&pod.name) {
+                continue;
+            }
+            let judgement = match (&pod.stage, pod.deleting) {
+                (Stage::Succeeded | Stage::Failed(_), _) => self.judge(prepared, pod),
+                (_, Some(_)) if overdue(pod) => Some(verdict::of_vanished(pod)),
+                (Stage::Stuck(stuck), None) if now.duration_since(pod.since) >= start_timeout => {
                     settled.lost.push(pod.name.clone());
-                    // Without a claim there is no file to blame, and neither is one whose keys were taken away; another pod
-                    // may be made with a better image.
-                    let blamed = stuck.container != CLAIMER && self.memory.withheld.is_none();
-                    Some(if blamed {
-                        Verdict::Failed(verdict::not_started(stuck))
-                    } else {
-                        Verdict::Released
-                    })
+                    Some(verdict::of_stuck(pod, stuck))
                 }
                 _ => None,
             };
-            if let Some(verdict) = verdict {
-                ended.insert(pod.name.clone(), (verdict, Some(Arc::clone(pod))));
-            }
+            judged.extend(judgement.map(|judgement| (Arc::clone(pod), judgement, true)));
         }
-        for (name, pod) in &self.memory.pods.gone {
-            if self.memory.pods.settled.contains_key(name) {
+        for pod in self.memory.nodes.give_up(&self.view.pods, start_timeout, now) {
+            if self.memory.pods.is_done(&pod.name) {
                 continue;
             }
-            // It may have ended well before it was deleted.
-            let verdict = match verdict::of(pod, &prepared.limits.non_retryable) {
-                Some(verdict) if !self.memory.pods.dismissed.contains(name) => verdict,
-                _ => self.unfinished(name),
-            };
-            ended.insert(name.clone(), (verdict, None));
+            settled.lost.push(pod.name.clone());
+            let judgement = verdict::of_unprepared(&pod);
+            judged.push((pod, judgement, true));
+        }
+        for pod in self.memory.pods.gone.values() {
+            if !self.memory.pods.settled.contains_key(&pod.name) {
+                // It may have ended before it was deleted.
+                let judgement = self.judge(prepared, pod).unwrap_or_else(|| verdict::of_vanished(pod));
+                judged.push((Arc::clone(pod), judgement, false));
+            }
+        }
+        let mut ended = BTreeMap::new();
+        for (pod, judgement, is_there) in judged {
+            let judgement = self.excused(&pod, judgement);
+            self.memory.breakers.judged(&judgement);
+            ended.insert(pod.name.clone(), Ended { judgement, pod: is_there.then_some(pod) });
         }
         ended
     }
 
-    /// The file of a pod that went before it ended.
-    fn unfinished(&self, pod: &str) -> Verdict {
-        if self.memory.pods.dismissed.contains(pod) {
-            Verdict::Released
-        } else {
-            Verdict::Failed(verdict::vanished(pod))
-        }
+    fn judge(&self, prepared: &Prepared, pod: &WorkerPod) -> Option<Judgement> {
+        verdict::of(pod, &prepared.limits.non_retryable, &self.memory.breakers.known())
     }
 
-    /// Files that have been worked on for too long, by Valkey's clock; their pods are removed.
-    async fn took_too_long(&self, prepared: &Prepared, ended: &mut Ended) -> Result<(), Error> {
+    /// A pod that we removed ended because of that: a file that it claimed meanwhile was not tried. Without keys, nothing that
+    /// fails says anything about a file or a dependency.
+    fn excused(&self, pod: &WorkerPod, judgement: Judgement) -> Judgement {
+        let dismissed = pod.stage != Stage::Succeeded && self.memory.pods.dismissed.contains(&pod.name);
+        let without_keys = matches!(pod.stage, Stage::Stuck(_)) && self.memory.withheld.is_some();
+        if dismissed || without_keys {
+            return Judgement { verdict: Verdict::Released, cause: Cause::Unclaimed, ..judgement };
+        }
+        judgement
+    }
+
+    /// Files whose filters have worked on them for too long, by Valkey's clock; their pods are removed.
+    async fn judge_overlong_pods(
+        &self,
+        prepared: &Prepared,
+        ended: &mut BTreeMap<String, Ended>,
+    ) -> Result<(), Error> {
         let Some(limit) = prepared.limits.file_timeout else { return Ok(()) };
         let long = |pod: &WorkerPod| pod.claiming.is_some_and(|since| self.now >= since + limit);
         // A new operator has not seen when the claimers started, so it asks now and then anyway.
         if !self.scan_is_due() && !self.view.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
             return Ok(());
         }
-        let mut after = None;
-        loop {
-            let page = prepared.queue.pending(after.as_ref(), limit, PAGE).await?;
-            for claim in &page {
-                let failure = Verdict::Failed(verdict::timed_out(limit));
-                ended.entry(claim.consumer.clone()).or_insert((failure, None));
+        let pods: HashMap<&str, &Arc<WorkerPod>> =
+            self.view.pods.iter().map(|pod| (pod.name.as_str(), pod)).collect();
+        let visit = |claim: &queue::Pending| {
+            let Some(pod) = pods.get(claim.consumer.as_str()) else { return };
+            if verdict::processing_time(pod, claim.idle, self.now) >= limit {
+                let judgement = verdict::of_timeout(pod, limit);
+                ended.entry(claim.consumer.clone()).or_insert(Ended { judgement, pod: None });
             }
-            match page.last() {
-                Some(last) if page.len() == PAGE => after = Some(last.entry.clone()),
-                _ => return Ok(()),
-            }
-        }
+        };
+        prepared.queue.for_each_pending(limit, visit).await?;
+        Ok(())
     }
 
-    async fn settle_entries(&mut self, prepared: &Prepared, settlements: &[Settlement]) -> Result<(), Error> {
+    /// Settles what ended pods hold; returns the entry that each had processed. A pod settles exactly the entry that its claimer
+    /// reported, and without a report the first one that it holds; any other one was handed to it while nothing listened.
+    async fn settle_claims(
+        &mut self,
+        prepared: &Prepared,
+        ended: &BTreeMap<String, Ended>,
+        settled: &mut Settled,
+    ) -> Result<HashMap<String, EntryId>, Error> {
+        let mut served: HashMap<String, EntryId> = HashMap::new();
+        if ended.is_empty() {
+            return Ok(served);
+        }
+        let names: Vec<String> = ended.keys().cloned().collect();
+        let claims = prepared.queue.claims_of(&names).await?;
+        let mut settlements = Vec::with_capacity(claims.len());
+        for claim in claims {
+            let Some(Ended { judgement, .. }) = ended.get(&claim.consumer) else { continue };
+            let reported = judgement.entry.as_ref();
+            let processed = reported.is_none_or(|entry| *entry == claim.entry)
+                && !served.contains_key(&claim.consumer);
+            let verdict = if processed {
+                served.insert(claim.consumer.clone(), claim.entry.clone());
+                judgement.verdict.clone()
+            } else {
+                Verdict::Released
+            };
+            settlements.push(Settlement { entry: claim.entry, consumer: claim.consumer, verdict });
+        }
+        self.settle_entries(prepared, &settlements).await?;
+        settled.files = settlements.len();
+        Ok(served)
+    }
+
+    /// Settles entries, counts them, and announces files that failed for good.
+    pub async fn settle_entries(
+        &mut self,
+        prepared: &Prepared,
+        settlements: &[Settlement],
+    ) -> Result<(), Error> {
         if settlements.is_empty() {
             return Ok(());
         }
@@ -180,120 +222,44 @@ impl Pass<'_> {
                 self.ctx.metrics.settled(outcome, 1);
             }
             let failure = match &settlement.verdict {
-                Verdict::Failed(failure) | Verdict::Rejected(failure) => Some(failure),
+                Verdict::Failed(failure)
+                | Verdict::Rejected(failure)
+                | Verdict::Disrupted(Disruption { failure, .. }) => Some(failure),
                 Verdict::Succeeded | Verdict::Released => None,
             };
-            if let (Fate::DeadLettered { file, attempts }, Some(failure)) = (&fate, failure) {
-                self.dead_lettered(file, *attempts, failure, Some(&settlement.consumer));
+            if let (Fate::DeadLettered { file, .. }, Some(failure)) = (&fate, failure) {
+                self.announce_failure(file, failure, Some(&settlement.consumer));
             }
             tracing::debug!(run = %self.run.name_any(), pod = settlement.consumer, ?fate, "settled");
         }
         Ok(())
     }
 
-    fn dead_lettered(&mut self, file: &str, attempts: u32, failure: &Failure, pod: Option<&str>) {
-        if self.memory.failures.may_send_event() {
-            let note = format!("{file}: {}", failure.reason());
-            match pod {
-                Some(pod) => self.ctx.warn_about(self.run, pod, "FileFailed", note),
-                None => self.ctx.warn(self.run, "FileFailed", note),
-            }
+    /// One event for a file that failed for good, for the first few of them.
+    pub fn announce_failure(&mut self, file: &str, failure: &Failure, pod: Option<&str>) {
+        if !self.memory.failures.may_send_event() {
+            return;
         }
-        self.memory.failures.add(FailedFile {
-            file: file[..file.floor_char_boundary(1_024)].to_owned(),
-            attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
-            reason: failure.reason().to_owned(),
-            exit_code: failure.exit_code(),
-            pod: pod.map(str::to_owned),
-            time: Some(Time(Timestamp::now())),
-        });
+        let note = format!("{file}: {}", failure.reason());
+        match pod {
+            Some(pod) => self.ctx.warn_about(self.run, pod, "FileFailed", note),
+            None => self.ctx.warn(self.run, "FileFailed", note),
+        }
     }
 
-    fn forget_gone(&mut self) {
+    fn forget_gone_pods(&mut self) {
         for name in self.memory.pods.forget_gone() {
             self.memory.creation.forget(&name);
         }
     }
 
-    /// Whether it is time to look at all claims.
-    fn scan_is_due(&self) -> bool {
+    /// Whether it is time to compare all claims with all pods.
+    pub fn scan_is_due(&self) -> bool {
         self.memory.pods.last_scan.is_none_or(|last| self.now.duration_since(last) >= RESYNC)
     }
 
-    /// Now and then, all claims are compared with all pods: a pod that went while nobody watched left its file behind.
-    /// Returns whether one is to be judged once more.
-    async fn compare_with_all_pods(&mut self, prepared: &Prepared) -> Result<bool, Error> {
-        if !self.scan_is_due() {
-            return Ok(false);
-        }
-        let (mut again, mut strays) = (false, Vec::new());
-        let known: HashSet<&str> = self.view.pods.iter().map(|pod| pod.name.as_str()).collect();
-        let (mut absent, mut after) = (HashSet::new(), None);
-        loop {
-            let page = prepared.queue.pending(after.as_ref(), Duration::ZERO, PAGE).await?;
-            for claim in &page {
-                if !known.contains(claim.consumer.as_str()) {
-                    absent.insert(claim.consumer.clone());
-                    continue;
-                }
-                match self.memory.pods.settled.get(&claim.consumer) {
-                    None => {}
-                    // The file that was settled is pending again: Valkey went back to before that.
-                    Some(file) if file.as_ref() == Some(&claim.entry) => {
-                        self.memory.pods.settled.remove(&claim.consumer);
-                        again = true;
-                    }
-                    // Another one was handed to it while nobody listened.
-                    Some(_) => strays.push(Settlement {
-                        entry: claim.entry.clone(),
-                        consumer: claim.consumer.clone(),
-                        verdict: Verdict::Released,
-                    }),
-                }
-            }
-            match page.last() {
-                Some(last) if page.len() == PAGE => after = Some(last.entry.clone()),
-                _ => break,
-            }
-        }
-        self.settle_entries(prepared, &strays).await?;
-        // The watch may be late, but a list is not: a pod that has claimed was there before this was asked.
-        if !absent.is_empty() {
-            let api: Api<Pod> = self.ctx.api(self.run);
-            let ours = owner::pods(self.run);
-            let listed =
-                api.list_metadata(&ours).await.map_err(Error::kubernetes("list the pods of the run"))?;
-            for pod in listed.items {
-                absent.remove(&pod.name_any());
-            }
-        }
-        let judge = |claim: &queue::Pending| {
-            absent.contains(&claim.consumer).then(|| verdict::vanished(&claim.consumer).reason().to_owned())
-        };
-        let reclaimed = prepared.queue.reclaim(Duration::ZERO, &prepared.limits.retry, judge).await?;
-        for fate in &reclaimed.fates {
-            if let Fate::DeadLettered { file, attempts } = fate {
-                let failure =
-                    Failure::new("PodGone: its pod was deleted or its node was lost before it ended", None);
-                self.dead_lettered(file, *attempts, &failure, None);
-            }
-            let outcome = outcome(fate).map(|outcome| match outcome {
-                Outcome::Retried => Outcome::Reclaimed,
-                other => other,
-            });
-            if let Some(outcome) = outcome {
-                self.ctx.metrics.settled(outcome, 1);
-            }
-        }
-        if reclaimed.held_by_nobody > 0 {
-            tracing::warn!(run = %self.run.name_any(), files = reclaimed.held_by_nobody, "queued again what nobody held");
-        }
-        self.memory.pods.last_scan = Some(self.now);
-        Ok(again)
-    }
-
     /// Settled pods, except the newest failures, whose logs are worth keeping. As many as a pass removes.
-    fn removable(&mut self) -> Vec<String> {
+    fn removable_pods(&mut self) -> Vec<String> {
         let mut removable = Vec::new();
         for pod in self.view.pods.iter().filter(|pod| pod.deleting.is_none()) {
             if !self.memory.pods.settled.contains_key(&pod.name)
@@ -302,9 +268,7 @@ impl Pass<'_> {
                 continue;
             }
             match &pod.stage {
-                Stage::Failed(_) if pod.stopped => {
-                    self.memory.pods.keep(&pod.name);
-                }
+                Stage::Failed(_) if pod.stopped => self.memory.pods.keep(&pod.name),
                 // Its node tidies up before it says that the pod has ended; deleted now, it would be gone with its log. With a
                 // container that does not start it never says so.
                 Stage::Failed(_) if !pod.running && self.now < pod.since + TIDIED_WITHIN => {}

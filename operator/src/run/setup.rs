@@ -49,7 +49,7 @@ impl Pass<'_> {
     pub fn check_spec(&self) -> Result<Limits, Stop> {
         let rules = Rules { endpoints: self.ctx.endpoints(), ..Rules::default() };
         refuse(Reason::InvalidSpec, self.run.validate(&rules))?;
-        Limits::parse(&self.run.spec.execution, self.ctx.settings.keep_results)
+        Limits::parse(&self.run.spec.execution, self.ctx.settings.runs)
             .ok_or_else(|| Reason::InvalidSpec.because("spec.execution cannot be read").into())
     }
 
@@ -58,8 +58,9 @@ impl Pass<'_> {
         if let Some(queue) = &self.memory.queue {
             return Ok(OpenedQueue::Open(Box::new(queue.clone())));
         }
+        let retention = &self.ctx.settings.retention;
         let opened =
-            RunQueue::open(&self.ctx.valkey, run_id, &self.owner_uid(), &spec_hash(self.run)).await?;
+            RunQueue::open(&self.ctx.valkey, run_id, &self.owner(), &spec_hash(self.run), retention).await?;
         let queue = match opened {
             Opened::Created(queue) | Opened::Resumed(queue) => queue,
             Opened::Finished(finished) => return Ok(OpenedQueue::Finished(finished)),

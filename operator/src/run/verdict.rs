@@ -1,158 +1,271 @@
-//! How an attempt ended, judged by its pod. Pure.
+//! How an attempt ended and who is to blame, judged by its pod. Pure. A file is charged an attempt only when its own
+//! processing failed; everything else is a disruption, and the file goes back to the queue unharmed.
 
-use protocol::Exit;
+mod reason;
+
+use std::time::{Duration, Instant};
+
 use protocol::container::{CLAIMER, PUBLISHER};
-use queue::{Failure, REASON_BYTES_MAX, Verdict};
+use protocol::{Exit, Report};
+use queue::{Disruption, EntryId, Failure, Verdict};
 
-use crate::pods::{Failed, Stage, Stuck, WorkerPod};
+use super::dependency::{Dependency, Operation};
+use crate::pods::{Failed, Milestone, Stage, Stuck, WorkerPod, is_start_error};
 
-/// The verdict about the file of a pod that has ended; `None` while it has not.
-pub fn of(pod: &WorkerPod, non_retryable: &[i32]) -> Option<Verdict> {
-    match &pod.stage {
-        Stage::Succeeded => Some(Verdict::Succeeded),
-        // What a filter says when it is told to stop is no word about its input.
-        Stage::Failed(failed) if pod.deleting.is_some_and(|going| going.since <= pod.since) => {
-            Some(of_failure(failed, &[]))
+/// What is known of the storage beside the pod that is judged: when operations last succeeded, by our own clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
+    /// A fetch.
+    pub last_fetch: Option<Instant>,
+    /// A publication.
+    pub last_publish: Option<Instant>,
+}
+
+/// Why an attempt ended as it did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Every container succeeded.
+    Success,
+    /// Processing the file failed.
+    File,
+    /// A filter says that its input is bad.
+    Input,
+    /// Something that the run depends on failed.
+    Dependency(Dependency),
+    /// The pod or its node went: eviction, drain, preemption, deletion, a lost node.
+    Pod,
+    /// Our own claimer or publisher died, or a container that another program added.
+    Worker,
+    /// No file was tried.
+    Unclaimed,
+}
+
+/// A judgement about the file of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judgement {
+    /// What becomes of the file.
+    pub verdict: Verdict,
+    /// Why.
+    pub cause: Cause,
+    /// When the attempt ended, by our own clock.
+    pub at: Instant,
+    /// The entry that the pod processed, if it said so; otherwise its first one.
+    pub entry: Option<EntryId>,
+    /// What a storage failure showed about the storage: whether another object could be reached at the same moment.
+    pub canary: Option<bool>,
+}
+
+impl Judgement {
+    /// What failed that the run depends on.
+    pub fn dependency(&self) -> Option<Dependency> {
+        match self.cause {
+            Cause::Dependency(dependency) => Some(dependency),
+            Cause::Success | Cause::File | Cause::Input | Cause::Pod | Cause::Worker | Cause::Unclaimed => {
+                None
+            }
         }
-        Stage::Failed(failed) => Some(of_failure(failed, non_retryable)),
+    }
+
+    /// Why the attempt failed, if it did.
+    pub fn failure(&self) -> Option<&Failure> {
+        match &self.verdict {
+            Verdict::Failed(failure)
+            | Verdict::Rejected(failure)
+            | Verdict::Disrupted(Disruption { failure, .. }) => Some(failure),
+            Verdict::Succeeded | Verdict::Released => None,
+        }
+    }
+}
+
+/// The judgement about a pod that has ended; `None` while it has not.
+pub fn of(pod: &WorkerPod, non_retryable: &[i32], known: &Known) -> Option<Judgement> {
+    match &pod.stage {
+        Stage::Succeeded => Some(judgement(pod, Verdict::Succeeded, Cause::Success)),
+        Stage::Failed(failed) => Some(of_failed(pod, failed, non_retryable, known)),
         Stage::Unschedulable(_) | Stage::Starting | Stage::Claiming | Stage::Stuck(_) | Stage::Working => {
             None
         }
     }
 }
 
-fn of_failure(failed: &Failed, non_retryable: &[i32]) -> Verdict {
-    let failure = Failure::new(&reason(failed), failed.exit_code);
-    // Only a filter knows whether its input is bad; our own exit codes mean other things.
-    let by_a_filter = failed.container.as_deref().is_some_and(|name| name != CLAIMER && name != PUBLISHER);
-    match failed.exit_code {
-        Some(code) if by_a_filter && non_retryable.contains(&code) => Verdict::Rejected(failure),
-        _ => Verdict::Failed(failure),
-    }
+/// The judgement about a pod one of whose containers has not started for too long.
+pub fn of_stuck(pod: &WorkerPod, stuck: &Stuck) -> Judgement {
+    let Stuck { container, image, reason, message } = stuck;
+    let text = format!("{reason}: {container} does not start with image {image}: {message}");
+    let missing = if stuck.has_image() { Dependency::Container } else { Dependency::Image };
+    disruption(pod, Cause::Dependency(missing), Failure::new(&text, None), true)
 }
 
-/// Whether the claimer or publisher ended by itself with this code, and so has said why.
-fn says_why(exit_code: i32) -> bool {
-    Exit::from_code(exit_code).is_some()
+/// The judgement about a pod that is gone, or whose node is, before it ended.
+pub fn of_vanished(pod: &WorkerPod) -> Judgement {
+    disruption(pod, Cause::Pod, vanished(&pod.name), true)
 }
 
-/// One text that says who failed, how, and what was said last.
-fn reason(failed: &Failed) -> String {
-    let Failed { container, exit_code, reason, message } = failed;
-    let message = message.trim();
-    let what = match (container.as_deref(), exit_code) {
-        // The claimer's own message begins with the class of the failure. Killed, it has left none: then this is its log.
-        (Some(CLAIMER | PUBLISHER), Some(code)) if says_why(*code) && !message.is_empty() => {
-            return message.to_owned();
-        }
-        (Some(name), Some(_)) if reason == "OOMKilled" => {
-            format!("OOMKilled: {name} used more memory than its limit")
-        }
-        (Some(name), Some(code)) => format!("{name} exited with code {code}"),
-        (_, _) => reason.clone(),
-    };
-    if message.is_empty() {
-        return what;
-    }
-    // What was said last says most.
-    let room = REASON_BYTES_MAX.saturating_sub(what.len() + ": …".len());
-    let start = message.ceil_char_boundary(message.len().saturating_sub(room));
-    let cut = if start == 0 { "" } else { "…" };
-    format!("{what}: {cut}{}", &message[start..])
+/// The judgement about a pod whose node has not prepared it for too long. Unless its node restarted, it has claimed nothing.
+pub fn of_unprepared(pod: &WorkerPod) -> Judgement {
+    let node = pod.node.as_deref().unwrap_or("its node");
+    let text =
+        format!("NodeNotStarting: {node} brings up no sandbox, network or volumes for the pod {}", pod.name);
+    disruption(pod, Cause::Pod, Failure::new(&text, None), true)
 }
 
-/// The failure of a file whose pod is gone.
+/// The judgement about a pod whose filters took too long.
+pub fn of_timeout(pod: &WorkerPod, limit: Duration) -> Judgement {
+    judgement(pod, Verdict::Failed(timed_out(limit)), Cause::File)
+}
+
+/// The reason of a file whose pod is gone.
 pub fn vanished(pod: &str) -> Failure {
     Failure::new(&format!("PodGone: the pod {pod} was deleted or its node was lost before it ended"), None)
 }
 
-/// The failure of a file whose container never started.
-pub fn not_started(stuck: &Stuck) -> Failure {
-    let Stuck { container, image, reason, message } = stuck;
-    Failure::new(&format!("{reason}: {container} does not start with image {image}: {message}"), None)
-}
-
-/// The failure of a file that took too long.
-pub fn timed_out(limit: std::time::Duration) -> Failure {
+/// The reason of a file that took too long.
+pub fn timed_out(limit: Duration) -> Failure {
     Failure::new(&format!("FileTimeout: the attempt took longer than {limit:?}"), None)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::{Duration, Instant};
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    fn failed(container: Option<&str>, exit_code: Option<i32>, reason: &str, message: &str) -> WorkerPod {
-        let failed = Failed {
-            container: container.map(str::to_owned),
-            exit_code,
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-        };
-        WorkerPod::in_stage("p", Stage::Failed(failed), Instant::now())
+/// How long the filters have worked on a file that was claimed so long ago. Waiting for storage does not count: neither
+/// what the claimer needed to fetch the file nor what its publisher has needed so far.
+pub fn processing_time(pod: &WorkerPod, claimed_for: Duration, now: Instant) -> Duration {
+    if pod.fetched.is_none() {
+        return Duration::ZERO;
     }
+    let fetching = pod.claimer.as_ref().map_or(Duration::ZERO, took);
+    let publishing =
+        pod.publishing.map_or(Duration::ZERO, |started| now.saturating_duration_since(started.at));
+    claimed_for.saturating_sub(fetching).saturating_sub(publishing)
+}
 
-    fn reason_of(pod: &WorkerPod) -> String {
-        match of(pod, &[]) {
-            Some(Verdict::Failed(failure) | Verdict::Rejected(failure)) => failure.reason().to_owned(),
-            other => panic!("{other:?}"),
+fn took(report: &Report) -> Duration {
+    Duration::from_millis(report.ended_ms.saturating_sub(report.started_ms))
+}
+
+fn judgement(pod: &WorkerPod, verdict: Verdict, cause: Cause) -> Judgement {
+    let entry = pod.claimer.as_ref().and_then(|report| report.entry.clone());
+    Judgement { verdict, cause, at: pod.since, entry: entry.map(EntryId::from), canary: None }
+}
+
+fn disruption(pod: &WorkerPod, cause: Cause, failure: Failure, counts: bool) -> Judgement {
+    judgement(pod, Verdict::Disrupted(Disruption { failure, counts }), cause)
+}
+
+fn of_failed(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32], known: &Known) -> Judgement {
+    let cause = cause(pod, failed, non_retryable);
+    let failure = Failure::new(&reason::of(pod, failed, cause), failed.exit_code);
+    match cause {
+        Cause::Success => judgement(pod, Verdict::Succeeded, cause),
+        Cause::File => judgement(pod, Verdict::Failed(failure), cause),
+        Cause::Input => judgement(pod, Verdict::Rejected(failure), cause),
+        Cause::Unclaimed => judgement(pod, Verdict::Released, cause),
+        Cause::Pod | Cause::Worker => disruption(pod, cause, failure, true),
+        Cause::Dependency(dependency) => {
+            let canary = dependency.operation().and_then(|operation| canary(pod, failed, operation));
+            let is_up = |operation| match canary {
+                Some(reached) => reached,
+                None => answered(failed) || succeeded_meanwhile(pod, operation, known),
+            };
+            let counts = dependency.operation().is_none_or(is_up);
+            Judgement { canary, ..disruption(pod, cause, failure, counts) }
         }
     }
+}
 
-    #[test]
-    fn a_filter_can_say_that_its_input_is_bad_and_the_claimer_cannot() {
-        let by = |container| of(&failed(Some(container), Some(15), "Error", ""), &[15]);
-        assert!(matches!(by("resize"), Some(Verdict::Rejected(_))));
-        assert!(matches!(by(CLAIMER), Some(Verdict::Failed(_))));
-        assert!(matches!(by(PUBLISHER), Some(Verdict::Failed(_))));
-        assert!(matches!(of(&failed(Some("resize"), Some(3), "Error", ""), &[15]), Some(Verdict::Failed(_))));
+/// Who is to blame. The order matters: an end that came from outside says nothing about the container that it ended.
+fn cause(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32]) -> Cause {
+    let Failed { container, added, exit_code, reason, memory_limit, .. } = failed;
+    if ended_from_outside(pod) {
+        return Cause::Pod;
     }
-
-    /// A node that is drained ends its pods.
-    #[test]
-    fn a_filter_that_is_told_to_stop_says_nothing_about_its_input() {
-        let mut pod = failed(Some("resize"), Some(15), "Error", "");
-        pod.deleting = Some(crate::pods::Deleting { since: pod.since, grace: SECOND });
-        assert!(matches!(of(&pod, &[15]), Some(Verdict::Failed(_))));
-        pod.deleting = pod.deleting.map(|going| crate::pods::Deleting { since: pod.since + SECOND, ..going });
-        assert!(matches!(of(&pod, &[15]), Some(Verdict::Rejected(_))), "it had ended before");
+    let Some(container) = container.as_deref() else {
+        // The kubelet evicts without an announcement only a pod that used more storage than its own limit.
+        return if reason == "Evicted" { Cause::File } else { Cause::Pod };
+    };
+    match reason.as_str() {
+        // Node restarted, or container lost: the codes 255 and 137 are invented.
+        "Unknown" | "ContainerStatusUnknown" => return Cause::Pod,
+        reason if is_start_error(Some(reason)) => return Cause::Dependency(Dependency::Container),
+        _ if *added => return Cause::Worker,
+        _ => {}
     }
-
-    #[test]
-    fn the_reason_names_who_failed_and_keeps_what_was_said_last() {
-        assert_eq!(
-            reason_of(&failed(Some("resize"), Some(3), "Error", "a\nno such format\n")),
-            "resize exited with code 3: a\nno such format"
-        );
-        let long =
-            reason_of(&failed(Some("resize"), Some(3), "Error", &format!("{} the end", "ä".repeat(900))));
-        assert!(long.starts_with("resize exited with code 3: …") && long.ends_with("the end"), "{long}");
-        assert!(long.len() <= REASON_BYTES_MAX);
-    }
-
-    #[test]
-    fn the_codes_of_the_claimer_are_those_that_are_documented() {
-        let rows =
-            include_str!("../../../docs/claimer.md").lines().filter_map(|line| line.strip_prefix("| "));
-        let codes: Vec<i32> = rows.filter_map(|row| row.split(' ').next()?.parse().ok()).collect();
-        assert!(codes.len() > 10, "{codes:?}");
-        let said: Vec<i32> = (1..256).filter(|code| says_why(*code)).collect();
-        assert_eq!(codes.into_iter().filter(|code| *code != 0).collect::<Vec<_>>(), said);
-    }
-
-    #[test]
-    fn the_reason_of_an_oom_kill_and_of_an_eviction_is_kubernetes_own_word() {
-        assert!(
-            reason_of(&failed(Some("resize"), Some(137), "OOMKilled", "")).starts_with("OOMKilled: resize")
-        );
-        assert_eq!(reason_of(&failed(None, None, "Evicted", "low on disk")), "Evicted: low on disk");
-        assert_eq!(
-            reason_of(&failed(Some(CLAIMER), Some(15), "Error", "ObjectGone: 404")),
-            "ObjectGone: 404"
-        );
-        let killed = failed(Some(CLAIMER), Some(137), "OOMKilled", "claimed s3://bkt/a (attempt 1)");
-        assert!(reason_of(&killed).starts_with("OOMKilled: claimer"), "{}", reason_of(&killed));
+    let exit = exit_code.and_then(Exit::from_code);
+    match container {
+        CLAIMER => exit.map_or(Cause::Worker, of_claimer),
+        PUBLISHER => exit.map_or(Cause::Worker, of_publisher),
+        // Without a limit of its own it was killed because others used too much.
+        _ if reason == "OOMKilled" && !memory_limit => Cause::Pod,
+        _ if exit_code.is_some_and(|code| non_retryable.contains(&code)) => Cause::Input,
+        _ => Cause::File,
     }
 }
+
+/// Whether the pod was being deleted, or was to be ended by Kubernetes, when it failed.
+fn ended_from_outside(pod: &WorkerPod) -> bool {
+    let deleted = pod.deleting.map(|deleting| deleting.since);
+    let doomed = pod.doomed.as_ref().map(|doomed| doomed.since);
+    [deleted, doomed].into_iter().flatten().any(|since| since <= pod.since)
+}
+
+fn of_claimer(exit: Exit) -> Cause {
+    match exit {
+        // There was no file, or the pod was handed one without knowing it.
+        Exit::QueueUnreachable | Exit::QueueDenied | Exit::RunClosed => Cause::Unclaimed,
+        Exit::NoAccess => Cause::Dependency(Dependency::SourceCredentials),
+        Exit::StorageUnreachable => Cause::Dependency(Dependency::Source),
+        Exit::DiskFull => Cause::Dependency(Dependency::Workspace),
+        Exit::ObjectGone | Exit::ObjectChanged | Exit::ObjectTruncated | Exit::StorageRefused => Cause::File,
+        // Its workspace is new: what does not work in it is the node's. Settings and queue are ours.
+        Exit::LocalIo | Exit::BadSettings | Exit::QueueBroken => Cause::Worker,
+        // Of the publisher only.
+        Exit::PublishIncomplete | Exit::NothingToPublish => Cause::Worker,
+        Exit::Terminated => Cause::Pod,
+    }
+}
+
+fn of_publisher(exit: Exit) -> Cause {
+    match exit {
+        Exit::NoAccess => Cause::Dependency(Dependency::SinkCredentials),
+        // What is gone is the bucket: a result is only ever written.
+        Exit::StorageUnreachable | Exit::ObjectGone => Cause::Dependency(Dependency::Sink),
+        Exit::DiskFull => Cause::Dependency(Dependency::Workspace),
+        // The workspace holds what the filters wrote: results that cannot be read are theirs.
+        Exit::LocalIo | Exit::PublishIncomplete | Exit::NothingToPublish => Cause::File,
+        Exit::ObjectChanged | Exit::ObjectTruncated | Exit::StorageRefused => Cause::File,
+        Exit::BadSettings => Cause::Worker,
+        // Of the claimer only.
+        Exit::QueueUnreachable | Exit::QueueDenied | Exit::RunClosed | Exit::QueueBroken => Cause::Worker,
+        Exit::Terminated => Cause::Pod,
+    }
+}
+
+fn report_of(pod: &WorkerPod, operation: Operation) -> Option<&Report> {
+    match operation {
+        Operation::Fetch => pod.claimer.as_ref(),
+        Operation::Publish => pod.publisher.as_ref(),
+    }
+}
+
+/// Whether another object could be reached when the operation failed; a report of another failure says nothing.
+fn canary(pod: &WorkerPod, failed: &Failed, operation: Operation) -> Option<bool> {
+    let report = report_of(pod, operation)?;
+    let is_of_this = report.outcome.err().map(Exit::code) == failed.exit_code;
+    report.canary.filter(|_| is_of_this)
+}
+
+/// Whether the storage answered all the same, with a refusal of this one object as far as we know.
+fn answered(failed: &Failed) -> bool {
+    failed.exit_code.and_then(Exit::from_code) == Some(Exit::ObjectGone)
+}
+
+/// Whether the same operation of another pod succeeded since this pod began with it: then the storage is up.
+fn succeeded_meanwhile(pod: &WorkerPod, operation: Operation, known: &Known) -> bool {
+    let (last, seen) = match operation {
+        Operation::Fetch => (known.last_fetch, pod.claiming),
+        Operation::Publish => (known.last_publish, pod.publishing.map(|Milestone { at, .. }| at)),
+    };
+    // A claimer may have waited long for its file, so its own times say more. It ended before we saw that it had.
+    let began = report_of(pod, operation).and_then(|report| pod.since.checked_sub(took(report))).or(seen);
+    matches!((last, began), (Some(last), Some(began)) if last > began)
+}
+
+#[cfg(test)]
+mod tests;

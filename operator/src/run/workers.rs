@@ -78,7 +78,7 @@ impl Pass<'_> {
         for _ in 0..count {
             let name = names::pod(&self.run.name_any()).map_err(Error::Random)?;
             self.memory.creation.requested(&name, Instant::now());
-            wanted.push(job::pod(owner, &self.ctx.settings.worker, name));
+            wanted.push(job::pod(owner, &self.ctx.settings.worker, &self.memory.canaries, name));
         }
         let create = |pod: Pod| {
             let api = &api;
@@ -174,12 +174,7 @@ pub fn start_problem(pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Inst
         | Stage::Failed(_) => None,
     });
     if let Some(stuck) = stuck {
-        let reason = match stuck.reason.as_str() {
-            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-                Reason::ContainerStartFailed
-            }
-            _ => Reason::ImagePullFailed,
-        };
+        let reason = if stuck.has_image() { Reason::ContainerStartFailed } else { Reason::ImagePullFailed };
         let whose = if stuck.container == CLAIMER {
             "the claimer (set by the operator's --claimer-image)"
         } else {

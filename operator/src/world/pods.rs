@@ -32,8 +32,7 @@ impl RunPods {
     fn put(&mut self, pod: &Pod) -> bool {
         let before = self.present.get(&pod.name_any()).map(Arc::clone);
         let now = WorkerPod::read(pod, before.as_deref(), Instant::now());
-        // Most changes of a pod (an address, a condition, a start time) mean nothing to a run.
-        let news = before.as_deref() != Some(&now);
+        let news = now.is_news(before.as_deref());
         self.present.insert(now.name.clone(), Arc::new(now));
         news
     }

@@ -3,29 +3,31 @@
 
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
-use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{Container, Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
-use protocol::RunId;
 use protocol::container::{CLAIMER, PUBLISHER};
+use protocol::{RunId, env};
 
 use super::owner;
-use super::pod::Recipe;
+use super::pod::{Recipe, variable};
 use crate::args::WorkerSettings;
 use crate::names::{self, MANAGER};
+use crate::pods;
+use crate::run::memory::Canaries;
 
 /// Failures are the queue's business; the field is required to be a number, and this one never matters.
 const BACKOFF_LIMIT: i32 = i32::MAX;
 
-/// The Job for this many files.
-pub fn job(run: &PipelineRun, run_id: &RunId, recipe: &Recipe<'_>, files: u64) -> Job {
-    let files = i32::try_from(files).unwrap_or(i32::MAX);
+/// The Job for this many files; without `completions` when their number is not known yet.
+pub fn job(run: &PipelineRun, run_id: &RunId, recipe: &Recipe<'_>, files: Option<u64>) -> Job {
+    let files = files.map(|files| i32::try_from(files).unwrap_or(i32::MAX));
     let retention = i32::try_from(recipe.worker.job_retention.as_secs()).unwrap_or(i32::MAX);
     Job {
         metadata: owner::metadata(run, run_id, names::job(&run.name_any())),
         spec: Some(JobSpec {
             managed_by: Some(MANAGER.to_owned()),
-            completions: Some(files),
+            completions: files,
             parallelism: Some(run.spec.execution.parallelism),
             backoff_limit: Some(BACKOFF_LIMIT),
             ttl_seconds_after_finished: Some(retention),
@@ -36,17 +38,30 @@ pub fn job(run: &PipelineRun, run_id: &RunId, recipe: &Recipe<'_>, files: u64) -
     }
 }
 
-/// A new pod of the Job. Our own image is that of the present settings: a wrong one can be mended while a run is running.
-pub fn pod(job: &Job, worker: &WorkerSettings, name: String) -> Pod {
+/// A new pod of the Job. What the operator's settings say is that of now, not of when the Job was created: a moved Valkey, a
+/// new CA or a fixed claimer image reach running runs.
+pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String) -> Pod {
     let PodTemplateSpec { metadata, mut spec } = job.spec.clone().unwrap_or_default().template;
     for container in
         spec.iter_mut().flat_map(|spec| spec.init_containers.iter_mut().flatten().chain(&mut spec.containers))
     {
-        if container.name == CLAIMER || container.name == PUBLISHER {
-            container.image = Some(worker.claimer_image.clone());
+        match container.name.as_str() {
+            CLAIMER => {
+                set(container, env::VALKEY_URL, Some(&worker.valkey_url));
+                set(container, env::VALKEY_CA_CERTIFICATE, worker.valkey_ca.as_deref());
+                set(container, env::SOURCE.canary_key, canaries.source());
+            }
+            PUBLISHER => set(container, env::SINK.canary_key, canaries.sink()),
+            _ => continue,
         }
+        container.image = Some(worker.claimer_image.clone());
+        container.image_pull_policy = Some(worker.claimer_image_pull_policy.as_ref().to_owned());
     }
     let mut metadata = metadata.unwrap_or_default();
+    // Here and not in the template, so that also pods of Jobs of an older operator have it.
+    let ours = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    let annotations = metadata.annotations.get_or_insert_default();
+    annotations.insert(names::CONTAINERS_ANNOTATION.to_owned(), pods::annotation(ours));
     metadata.name = Some(name);
     metadata.namespace = job.namespace();
     metadata.owner_references = Some(vec![OwnerReference {
@@ -61,7 +76,14 @@ pub fn pod(job: &Job, worker: &WorkerSettings, name: String) -> Pod {
     Pod { metadata, spec, status: None }
 }
 
-/// Whether nobody may start pods: `spec.suspend` belongs to others (Kueue, for example), and is honoured.
+/// Sets a variable of a container, or removes it.
+fn set(container: &mut Container, name: &str, value: Option<&str>) {
+    let env = container.env.get_or_insert_default();
+    env.retain(|variable| variable.name != name);
+    env.extend(value.map(|value| variable(name, value)));
+}
+
+/// Whether no pod may be started: `spec.suspend` belongs to others (Kueue, for example), and is honoured.
 pub fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend).unwrap_or(false)
 }
@@ -77,4 +99,82 @@ pub fn is_finished(job: &Job) -> bool {
     conditions.iter().any(|condition| {
         matches!(condition.type_.as_str(), "Complete" | "Failed") && condition.status == "True"
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::args::PullPolicy;
+    use crate::pods::WorkerPod;
+    use serde_json::json;
+    use std::time::{Duration, Instant};
+
+    /// Also a pod of a Job that an older operator made says which containers are ours.
+    #[test]
+    fn a_pod_names_its_own_containers() {
+        let worker = WorkerSettings {
+            claimer_image: "claimer:2".into(),
+            claimer_image_pull_policy: PullPolicy::IfNotPresent,
+            valkey_url: String::new(),
+            valkey_ca: None,
+            job_retention: Duration::ZERO,
+        };
+        let spec =
+            json!({"initContainers": [{"name": "claimer"}, {"name": "a"}], "containers": [{"name": "b"}]});
+        let template = json!({"metadata": {"annotations": {"own": "kept"}}, "spec": spec});
+        let job: Job =
+            serde_json::from_value(json!({"metadata": {"name": "j"}, "spec": {"template": template}}))
+                .unwrap();
+        let mut pod = pod(&job, &worker, &Canaries::default(), "p".to_owned());
+        assert_eq!(pod.annotations()[names::CONTAINERS_ANNOTATION], "claimer,a,b");
+        assert_eq!(pod.annotations()["own"], "kept");
+
+        let done = |name: &str| {
+            json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": 0}}})
+        };
+        let status = json!({"phase": "Running", "initContainerStatuses": [done("claimer"), done("a")],
+            "containerStatuses": [done("b"), {"name": "mesh", "image": "i", "imageID": "", "ready": true,
+            "restartCount": 0, "state": {"running": {}}}]});
+        pod.status = serde_json::from_value(status).unwrap();
+        let mesh = serde_json::from_value(json!({"name": "mesh"})).unwrap();
+        pod.spec.as_mut().unwrap().containers.push(mesh);
+        assert!(WorkerPod::read(&pod, None, Instant::now()).is_finished(), "a mesh was added afterwards");
+    }
+
+    /// Neither a moved Valkey nor a rotated CA may leave the pods of a running Job behind.
+    #[test]
+    fn new_pods_of_a_running_job_follow_the_settings_and_know_the_canary() {
+        let env = json!([{"name": "VALKEY_URL", "value": "redis://old:6379"}, {"name": "VALKEY_CA_CERTIFICATE",
+            "value": "old"}, {"name": "STREAM", "value": "s"}]);
+        let template = json!({"spec": {"initContainers": [{"name": "claimer", "image": "claimer:1", "env": env}],
+            "containers": [{"name": "a", "image": "a:1"}]}});
+        let job: Job =
+            serde_json::from_value(json!({"metadata": {"name": "j"}, "spec": {"template": template}}))
+                .unwrap();
+        let worker = WorkerSettings {
+            claimer_image: "claimer:2".into(),
+            claimer_image_pull_policy: PullPolicy::Always,
+            valkey_url: "rediss://new:6379".into(),
+            valkey_ca: Some("new".into()),
+            job_retention: Duration::ZERO,
+        };
+        let mut fetched = WorkerPod::in_stage("p", crate::pods::Stage::Working, Instant::now());
+        fetched.claimer = protocol::Report::parse("1-0 1 ok 5-9 cost/$(HOME).jpg");
+        fetched.fetched = Some(crate::pods::Milestone { at: Instant::now(), witnessed: true });
+        let mut canaries = Canaries::default();
+        canaries.observe([&fetched]);
+        let made = pod(&job, &worker, &canaries, "p".to_owned()).spec.unwrap();
+        let claimer = &made.init_containers.as_ref().unwrap()[0];
+        let value = |name: &str| {
+            let found: Vec<_> = claimer.env.iter().flatten().filter(|variable| variable.name == name).collect();
+            assert_eq!(found.len(), 1, "{name}");
+            found[0].value.clone().unwrap()
+        };
+        assert_eq!((value("VALKEY_URL"), value("VALKEY_CA_CERTIFICATE")), ("rediss://new:6379".into(), "new".into()));
+        assert_eq!(value("S3_CANARY_KEY"), "cost/$$(HOME).jpg", "kubelet must not expand it");
+        assert_eq!(claimer.image.as_deref(), Some("claimer:2"));
+        assert_eq!(made.containers[0].image.as_deref(), Some("a:1"));
+    }
 }

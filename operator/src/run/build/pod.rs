@@ -265,7 +265,7 @@ fn pod_security(own: Option<&PodSecurityContext>) -> PodSecurityContext {
 }
 
 /// A variable with exactly this value: Kubernetes would put other variables, also secret ones, in the place of `$(NAME)`.
-fn variable(name: &str, value: impl Into<String>) -> EnvVar {
+pub fn variable(name: &str, value: impl Into<String>) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.into().replace('$', "$$")), value_from: None }
 }
 

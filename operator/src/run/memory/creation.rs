@@ -1,6 +1,6 @@
 //! The creation of pods: which ones the watch has not shown yet, and whether more may be asked for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,8 @@ use super::Backoff;
 use crate::error::{Obstacle, Reason};
 use crate::pods::WorkerPod;
 
-/// A pod that the watch has not shown after this long was not created after all.
+/// A pod that the watch has not shown after this long is looked for in a list: it was not created after all, or the watch is
+/// stuck.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
 /// The same for a pod whose creation the API server answered with an error: only the watch may still be a little late.
 const SHOWN_AFTER_ERROR_WITHIN: Duration = Duration::from_secs(5);
@@ -16,7 +17,7 @@ const SHOWN_AFTER_ERROR_WITHIN: Duration = Duration::from_secs(5);
 /// How the creation of a run's pods goes.
 #[derive(Default)]
 pub struct Creation {
-    /// Pods that were requested and not shown by the watch yet, and until when they count.
+    /// Pods that were requested and not shown by the watch yet, and when to look for them in a list.
     in_flight: HashMap<String, Instant>,
     backoff: Backoff,
     /// Why pods are refused or die, if they do.
@@ -40,23 +41,32 @@ impl Creation {
     }
 
     /// Pods that were requested and that the watch has neither shown nor removed. Without them a slow watch would let us
-    /// create too many.
-    pub fn in_flight(
-        &mut self,
-        shown: &[Arc<WorkerPod>],
-        gone: &BTreeMap<String, Arc<WorkerPod>>,
-        now: Instant,
-    ) -> u64 {
+    /// create too many. They count until a list has shown that they do not exist.
+    pub fn in_flight(&mut self, shown: &[Arc<WorkerPod>], gone: &BTreeMap<String, Arc<WorkerPod>>) -> u64 {
         if !self.in_flight.is_empty() {
             for pod in shown {
                 self.in_flight.remove(&pod.name);
             }
-            self.in_flight.retain(|pod, until| !gone.contains_key(pod) && now < *until);
+            self.in_flight.retain(|pod, _| !gone.contains_key(pod));
         }
         self.in_flight.len() as u64
     }
 
-    /// When the first of them no longer counts.
+    /// Whether pods are to be looked for in a list.
+    pub fn is_to_be_verified(&self, now: Instant) -> bool {
+        self.in_flight.values().any(|until| *until <= now)
+    }
+
+    /// A list that was asked for at this moment shows these pods. Those that were requested before and are not among them do
+    /// not exist; those that are will be shown by the watch.
+    pub fn verified(&mut self, listed: &HashSet<String>, now: Instant) {
+        self.in_flight.retain(|pod, until| *until > now || listed.contains(pod));
+        for until in self.in_flight.values_mut().filter(|until| **until <= now) {
+            *until = now + SHOWN_WITHIN;
+        }
+    }
+
+    /// When the first of them is to be looked for.
     pub fn in_flight_expires(&self, now: Instant) -> Option<Duration> {
         self.in_flight.values().min().map(|until| until.saturating_duration_since(now))
     }
@@ -148,12 +158,25 @@ mod tests {
         let mut gone = BTreeMap::new();
         creation.requested("a", now);
         creation.requested("b", now);
-        assert_eq!(creation.in_flight(&[], &gone, now), 2, "the watch has shown none");
-        assert_eq!(creation.in_flight(&[pod("a", now)], &gone, now), 1);
+        assert_eq!(creation.in_flight(&[], &gone), 2, "the watch has shown none");
+        assert_eq!(creation.in_flight(&[pod("a", now)], &gone), 1);
         gone.insert("b".into(), pod("b", now));
-        assert_eq!(creation.in_flight(&[], &gone, now), 0, "b existed and is gone");
-        creation.requested("c", now);
-        assert_eq!(creation.in_flight(&[], &gone, now + SHOWN_WITHIN), 0, "c was lost");
+        assert_eq!(creation.in_flight(&[], &gone), 0, "b existed and is gone");
+    }
+
+    /// A half-open watch shows nothing for a minute, while pods are still created.
+    #[test]
+    fn a_pod_counts_until_a_list_shows_that_it_does_not_exist() {
+        let (mut creation, now, none) = (Creation::default(), Instant::now(), BTreeMap::new());
+        creation.requested("lost", now);
+        creation.requested("unseen", now);
+        let later = now + SHOWN_WITHIN;
+        assert!(!creation.is_to_be_verified(now) && creation.is_to_be_verified(later));
+        assert_eq!(creation.in_flight(&[], &none), 2, "time alone proves nothing");
+        creation.requested("new", later);
+        creation.verified(&HashSet::from(["unseen".to_owned()]), later);
+        assert_eq!(creation.in_flight(&[], &none), 2, "unseen exists, and new is younger than the list");
+        assert!(!creation.is_to_be_verified(later));
     }
 
     /// A burst of errors must not stop creation for a minute.
@@ -163,13 +186,16 @@ mod tests {
         creation.requested("unanswered", now);
         creation.requested("failed", now);
         creation.perhaps_created("failed", now);
-        assert_eq!(creation.in_flight(&[], &none, now), 2);
+        assert_eq!(creation.in_flight(&[], &none), 2);
         assert_eq!(
             creation.in_flight_expires(now),
             Some(SHOWN_AFTER_ERROR_WITHIN),
             "nothing else would wake the run"
         );
-        assert_eq!(creation.in_flight(&[], &none, now + SHOWN_AFTER_ERROR_WITHIN), 1);
+        let later = now + SHOWN_AFTER_ERROR_WITHIN;
+        assert!(creation.is_to_be_verified(later));
+        creation.verified(&HashSet::new(), later);
+        assert_eq!(creation.in_flight(&[], &none), 1);
     }
 
     /// The pods of one lost node die in one pass after the other.

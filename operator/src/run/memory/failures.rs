@@ -1,70 +1,102 @@
-//! Files that failed for good, as status and events show them.
-
-use std::collections::VecDeque;
+//! Files that failed for good, as status and events show them. The dead letters themselves are the truth: a lost reply or a
+//! crash of the operator hides no failure.
 
 use crds::v1alpha1::FailedFile;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use queue::DeadLetter;
 
 /// Failed files that a status shows: enough to see a pattern, and a status stays small.
-const RECENT_MAX: usize = 10;
+pub const RECENT_MAX: usize = 10;
 /// Events about failed files of one run: all of them are in the dead-letter queue.
 const EVENTS_MAX: usize = 10;
+/// Bytes of a key that a status shows: the longest that S3 allows.
+const KEY_BYTES_MAX: usize = 1_024;
 
 /// What is remembered of failed files.
 #[derive(Default)]
 pub struct Failures {
-    /// The newest failures, newest last.
-    recent: VecDeque<FailedFile>,
+    /// The newest failures, newest first, and how many files had failed when they were read.
+    read: Option<(Vec<FailedFile>, u64)>,
     events: usize,
-    /// Valkey has forgotten those that the status still shows.
-    older_are_lost: bool,
 }
 
 impl Failures {
-    /// A file failed for good.
-    pub fn add(&mut self, failure: FailedFile) {
-        self.recent.retain(|known| known.file != failure.file);
-        self.recent.push_back(failure);
-        while self.recent.len() > RECENT_MAX {
-            self.recent.pop_front();
-        }
-    }
-
-    /// Whether another event about a failed file may be sent.
+    /// Whether an event about another failed file may be sent.
     pub fn may_send_event(&mut self) -> bool {
         self.events += 1;
         self.events <= EVENTS_MAX
     }
 
-    /// Valkey has lost what became of files.
-    pub fn lost(&mut self) {
-        self.recent.clear();
-        self.older_are_lost = true;
+    /// Whether the dead letters must be read to show the newest failures.
+    pub fn are_outdated(&self, failed: u64) -> bool {
+        self.read.as_ref().is_none_or(|(_, known)| *known != failed)
     }
 
-    /// The newest failures, newest first; those that the status knew come after our own.
-    pub fn newest(&self, in_status: &[FailedFile]) -> Vec<FailedFile> {
-        let own = self.recent.iter().rev();
-        let in_status = if self.older_are_lost { &[] } else { in_status };
-        let older = in_status.iter().filter(|known| !self.recent.iter().any(|own| own.file == known.file));
-        own.chain(older).take(RECENT_MAX).cloned().collect()
+    /// The newest dead letters, newest first, were read when this many files had failed.
+    pub fn read(&mut self, letters: Vec<DeadLetter>, failed: u64) {
+        self.read = Some((letters.into_iter().take(RECENT_MAX).map(shown).collect(), failed));
+    }
+
+    /// Valkey has lost what became of files.
+    pub fn lost(&mut self) {
+        self.read = Some((Vec::new(), 0));
+    }
+
+    /// The newest failures, newest first; `None` before they were read.
+    pub fn newest(&self) -> Option<Vec<FailedFile>> {
+        self.read.as_ref().map(|(failures, _)| failures.clone())
+    }
+}
+
+fn shown(letter: DeadLetter) -> FailedFile {
+    let DeadLetter { file, attempts, reason, exit_code, pod, time_ms, .. } = letter;
+    let time = i64::try_from(time_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    FailedFile {
+        file: file[..file.floor_char_boundary(KEY_BYTES_MAX)].to_owned(),
+        attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
+        reason,
+        exit_code,
+        pod,
+        time: time.map(Time),
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_status_shows_the_ten_newest_failures() {
-        let mut failures = Failures::default();
-        for number in (0..20).chain([19]) {
-            failures.add(FailedFile { file: number.to_string(), ..FailedFile::default() });
+    fn letter(file: &str) -> DeadLetter {
+        DeadLetter {
+            entry: "1763405000000-0".to_owned().into(),
+            run: "r".to_owned(),
+            file: file.to_owned(),
+            attempts: 3,
+            reason: "a exited with code 1".to_owned(),
+            exit_code: Some(1),
+            pod: Some("p".to_owned()),
+            time_ms: 1_763_405_000_000,
         }
-        let known = [FailedFile { file: "19".into(), ..FailedFile::default() }];
-        let shown = failures.newest(&known);
-        assert_eq!(shown.len(), 10);
-        assert_eq!((shown[0].file.as_str(), shown[9].file.as_str()), ("19", "10"));
+    }
+
+    #[test]
+    fn a_status_shows_the_newest_dead_letters_and_reads_them_only_when_more_failed() {
+        let mut failures = Failures::default();
+        assert!(failures.newest().is_none() && failures.are_outdated(0), "a new operator reads them once");
+        failures.read((0..20).map(|number| letter(&number.to_string())).collect(), 20);
+        let shown = failures.newest().unwrap();
+        assert_eq!((shown.len(), shown[0].file.as_str()), (10, "0"));
+        assert_eq!(shown[0].time.as_ref().unwrap().0.to_string(), "2025-11-17T18:43:20Z");
+        assert!(!failures.are_outdated(20) && failures.are_outdated(21));
         failures.lost();
-        assert_eq!(failures.newest(&known), [], "Valkey knows nothing of them");
+        assert_eq!(failures.newest(), Some(Vec::new()), "Valkey knows nothing of them");
+    }
+
+    #[test]
+    fn a_key_that_is_too_long_for_a_status_is_cut_between_characters() {
+        let mut failures = Failures::default();
+        failures.read(vec![letter(&format!("a{}", "ü".repeat(600)))], 1);
+        assert_eq!(failures.newest().unwrap()[0].file.len(), 1_023);
     }
 }

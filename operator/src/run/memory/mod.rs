@@ -2,6 +2,7 @@
 //! out again what it needs.
 
 mod backoff;
+mod canaries;
 mod creation;
 mod failures;
 mod listing;
@@ -14,12 +15,16 @@ use crds::v1alpha1::PipelineRunStatus;
 use k8s_openapi::api::batch::v1::Job;
 use queue::{RunQueue, WorkerUser};
 
+use super::breaker::Breakers;
 use super::build::snapshot::Snapshot;
+use super::nodes::Nodes;
 use crate::error::Obstacle;
+use crate::metrics::OpenBreakers;
 
 pub use backoff::Backoff;
+pub use canaries::Canaries;
 pub use creation::Creation;
-pub use failures::Failures;
+pub use failures::{Failures, RECENT_MAX};
 pub use listing::ListingProgress;
 pub use pods::PodsMemory;
 
@@ -42,6 +47,14 @@ pub struct Memory {
     pub pods: PodsMemory,
     /// Files that failed for good.
     pub failures: Failures,
+    /// Whether what the run depends on works.
+    pub breakers: Breakers,
+    /// The same, as it is counted in metrics.
+    pub open_breakers: OpenBreakers,
+    /// Objects by which pods tell a storage that is down from an object that fails.
+    pub canaries: Canaries,
+    /// Nodes on which pods never come up.
+    pub nodes: Nodes,
     /// The Job as it was created, until the watch shows it.
     pub job: Option<(Arc<Job>, Instant)>,
     /// The Job's status that was written last.

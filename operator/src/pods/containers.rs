@@ -1,0 +1,129 @@
+//! The containers of a pod, and which of them are ours. A mesh or another webhook may add containers to a pod: those
+//! neither keep a finished pod running nor fail it.
+
+use std::collections::HashSet;
+
+use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
+use kube::ResourceExt;
+
+use crate::names::CONTAINERS_ANNOTATION;
+
+/// Reasons of a runtime for a container whose process was never started: containerd's and CRI-O's, and Docker's.
+const NOT_STARTED: [&str; 2] = ["StartError", "ContainerCannotRun"];
+
+/// The containers of one pod.
+pub struct Containers<'a> {
+    pod: &'a Pod,
+    own: Own<'a>,
+}
+
+/// Which containers are ours.
+enum Own<'a> {
+    /// Those that the pod's annotation names.
+    Named(HashSet<&'a str>),
+    /// All but sidecars, of which we make none: in pods of operators before the annotation.
+    AllBut(HashSet<&'a str>),
+}
+
+impl<'a> Containers<'a> {
+    /// Reads which containers are ours.
+    pub fn of(pod: &'a Pod) -> Self {
+        let named = pod.annotations().get(CONTAINERS_ANNOTATION).map(|names| names.split(',').collect());
+        let own = named.map_or_else(|| Own::AllBut(sidecars(pod)), Own::Named);
+        Self { pod, own }
+    }
+
+    /// The statuses of all containers, ours and others, in the order of their start.
+    pub fn all(&self) -> impl Iterator<Item = &'a ContainerStatus> {
+        let status = self.pod.status.as_ref();
+        let init = status.and_then(|status| status.init_container_statuses.as_deref()).unwrap_or_default();
+        let main = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+        init.iter().chain(main)
+    }
+
+    /// The statuses of our own.
+    pub fn own(&self) -> impl Iterator<Item = &'a ContainerStatus> {
+        self.all().filter(|container| self.is_own(&container.name))
+    }
+
+    /// One of our own by its name.
+    pub fn named(&self, name: &str) -> Option<&'a ContainerStatus> {
+        self.own().find(|container| container.name == name)
+    }
+
+    /// Whether a container is ours.
+    pub fn is_own(&self, name: &str) -> bool {
+        match &self.own {
+            Own::Named(own) => own.contains(name),
+            Own::AllBut(sidecars) => !sidecars.contains(name),
+        }
+    }
+
+    /// Whether the pod has containers that are not ours.
+    pub fn has_others(&self) -> bool {
+        specified(self.pod).any(|container| !self.is_own(&container.name))
+    }
+
+    /// Whether all of our own containers did what is asked.
+    pub fn all_own(&self, did: impl Fn(&ContainerStatus) -> bool) -> bool {
+        let own = specified(self.pod).filter(|container| self.is_own(&container.name)).count();
+        own > 0 && self.own().filter(|container| did(container)).count() == own
+    }
+
+    /// Whether the memory of a container is limited, by itself or by a limit of the pod.
+    pub fn has_memory_limit(&self, name: &str) -> bool {
+        let limits_memory = |resources: Option<&k8s_openapi::api::core::v1::ResourceRequirements>| {
+            resources.and_then(|resources| resources.limits.as_ref()?.get("memory")).is_some()
+        };
+        let of_the_pod = self.pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
+        limits_memory(of_the_pod)
+            || specified(self.pod)
+                .any(|container| container.name == name && limits_memory(container.resources.as_ref()))
+    }
+}
+
+fn specified(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+}
+
+/// A sidecar is started again when it ends, and runs as long as any of the others.
+fn sidecars(pod: &Pod) -> HashSet<&str> {
+    specified(pod)
+        .filter(|container| container.restart_policy.as_deref() == Some("Always"))
+        .map(|container| container.name.as_str())
+        .collect()
+}
+
+/// The annotation of a pod that has exactly these containers of ours.
+pub fn annotation<'a>(containers: impl Iterator<Item = &'a Container>) -> String {
+    containers.map(|container| container.name.as_str()).collect::<Vec<_>>().join(",")
+}
+
+/// How a container ended, if it has.
+pub fn terminated(container: &ContainerStatus) -> Option<&ContainerStateTerminated> {
+    container.state.as_ref()?.terminated.as_ref()
+}
+
+/// Whether it ended, and well.
+pub fn succeeded(container: &ContainerStatus) -> bool {
+    terminated(container).is_some_and(|ended| ended.exit_code == 0)
+}
+
+/// Whether it runs.
+pub fn is_running(container: &ContainerStatus) -> bool {
+    container.state.as_ref().is_some_and(|state| state.running.is_some())
+}
+
+/// Whether its process was started, whatever became of it.
+pub fn was_started(container: &ContainerStatus) -> bool {
+    match container.state.as_ref() {
+        Some(ContainerState { terminated: Some(ended), .. }) => !is_start_error(ended.reason.as_deref()),
+        Some(ContainerState { running, .. }) => running.is_some(),
+        None => false,
+    }
+}
+
+/// Whether the runtime says that it could not start the process.
+pub fn is_start_error(reason: Option<&str>) -> bool {
+    reason.is_some_and(|reason| NOT_STARTED.contains(&reason))
+}

@@ -1,0 +1,203 @@
+//! How far a pod is, judged by its phase and our own containers.
+
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
+use protocol::Report;
+use protocol::container::{CLAIMER, PUBLISHER};
+
+use super::containers::{Containers, is_running, succeeded, terminated};
+
+/// How far a pod is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// No node was found for it.
+    Unschedulable(String),
+    /// It is being scheduled, or its claimer is being started.
+    Starting,
+    /// Its claimer waits for a file, or fetches it.
+    Claiming,
+    /// A container cannot be started, for now.
+    Stuck(Stuck),
+    /// The claimer has its file, and the filters work on it.
+    Working,
+    /// All of our containers succeeded.
+    Succeeded,
+    /// It failed: a container did, or the pod as a whole.
+    Failed(Failed),
+}
+
+/// A container that cannot be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// Which one.
+    pub container: String,
+    /// Its image.
+    pub image: String,
+    /// Kubernetes' own word: `ImagePullBackOff`, `CreateContainerConfigError`…
+    pub reason: String,
+    /// What it says.
+    pub message: String,
+}
+
+/// How a pod failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failed {
+    /// The container that failed; none if the pod failed as a whole (evicted, for example).
+    pub container: Option<String>,
+    /// Another program added this container to the pod.
+    pub added: bool,
+    /// Its exit code.
+    pub exit_code: Option<i32>,
+    /// Kubernetes' own word: `OOMKilled`, `Error`, `Evicted`…
+    pub reason: String,
+    /// The termination message, or the last lines of the log.
+    pub message: String,
+    /// Its memory is limited: killed for its memory, it used more than it was given.
+    pub memory_limit: bool,
+}
+
+/// Words by which the kubelet says that it cannot pull an image; it tries again by itself.
+const NOT_PULLED: [&str; 7] = [
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+];
+/// Words by which it says that it cannot create or start a container; it tries again by itself.
+const NOT_CREATED: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"];
+
+impl Stuck {
+    /// Whether the image is there, and only the container cannot be made of it.
+    pub fn has_image(&self) -> bool {
+        NOT_CREATED.contains(&self.reason.as_str())
+    }
+}
+
+impl Stage {
+    /// Whether the pod has ended.
+    pub fn is_finished(&self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed(_))
+    }
+
+    /// Whether the claimer was started.
+    pub fn has_claimer(&self) -> bool {
+        match self {
+            Self::Unschedulable(_) | Self::Starting => false,
+            Self::Stuck(stuck) => stuck.container != CLAIMER,
+            Self::Claiming | Self::Working | Self::Succeeded | Self::Failed(_) => true,
+        }
+    }
+
+    /// The same stage as far as time is concerned: its text may change at every try.
+    pub fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stuck(one), Self::Stuck(two)) => one.container == two.container,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
+/// Reads the stage of a pod.
+pub fn of(pod: &Pod, containers: &Containers<'_>) -> Stage {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    if phase == Some("Succeeded") {
+        return Stage::Succeeded;
+    }
+    // Nothing that happens to the pod afterwards concerns the file, and an added container may run on without end.
+    if (phase == Some("Failed") || containers.has_others()) && containers.all_own(succeeded) {
+        return Stage::Succeeded;
+    }
+    if phase == Some("Failed") {
+        return Stage::Failed(failure_of_the_pod(pod, containers));
+    }
+    if let Some(failed) = first_failure(containers, containers.own()) {
+        return Stage::Failed(failed);
+    }
+    let claimer = containers.named(CLAIMER);
+    let claimed = claimer.and_then(terminated).is_some();
+    // Before there is a file, an added container that does not start blocks everything; afterwards it blocks only itself.
+    let stuck =
+        containers.all().filter(|container| !claimed || containers.is_own(&container.name)).find_map(stuck);
+    if let Some(stuck) = stuck {
+        return Stage::Stuck(stuck);
+    }
+    if claimed {
+        return Stage::Working;
+    }
+    if claimer.is_some_and(is_running) {
+        return Stage::Claiming;
+    }
+    condition(pod, "PodScheduled")
+        .filter(|condition| condition.reason.as_deref() == Some("Unschedulable"))
+        .map_or(Stage::Starting, |condition| {
+            Stage::Unschedulable(condition.message.clone().unwrap_or_default())
+        })
+}
+
+/// A condition of a pod.
+pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+fn failure_of_the_pod(pod: &Pod, containers: &Containers<'_>) -> Failed {
+    let status = pod.status.as_ref();
+    let reason = status.and_then(|status| status.reason.clone());
+    let message = status.and_then(|status| status.message.clone()).unwrap_or_default();
+    // A pod that was evicted says so; its containers only say that they were killed.
+    if let Some(reason) = reason {
+        return Failed { reason, message, ..Failed::default() };
+    }
+    first_failure(containers, containers.own())
+        .or_else(|| first_failure(containers, containers.all()))
+        .unwrap_or_else(|| Failed { reason: "PodFailed".to_owned(), message, ..Failed::default() })
+}
+
+/// The container that failed first: others may only have ended because of it.
+fn first_failure<'a>(
+    containers: &Containers<'_>,
+    among: impl Iterator<Item = &'a ContainerStatus>,
+) -> Option<Failed> {
+    let failed = among.filter_map(|container| {
+        let ended = terminated(container).filter(|ended| ended.exit_code != 0)?;
+        Some((container, ended))
+    });
+    // A container without a time was lost, so that one with a time failed before it.
+    let (container, ended) = failed.min_by_key(|(_, ended)| {
+        let finished = ended.finished_at.as_ref();
+        (finished.is_none(), finished.map(|time| time.0))
+    })?;
+    Some(Failed {
+        container: Some(container.name.clone()),
+        added: !containers.is_own(&container.name),
+        exit_code: Some(ended.exit_code),
+        reason: ended.reason.clone().unwrap_or_default(),
+        message: report(container)
+            .and_then(|report| report.reason())
+            .or_else(|| ended.message.clone())
+            .unwrap_or_default(),
+        memory_limit: containers.has_memory_limit(&container.name),
+    })
+}
+
+/// What our own containers reported at their end. The message of a filter is its own, whatever it looks like.
+pub fn report(container: &ContainerStatus) -> Option<Report> {
+    if !matches!(container.name.as_str(), CLAIMER | PUBLISHER) {
+        return None;
+    }
+    Report::parse(terminated(container)?.message.as_deref()?)
+}
+
+fn stuck(container: &ContainerStatus) -> Option<Stuck> {
+    let ContainerState { waiting: Some(waiting), .. } = container.state.as_ref()? else { return None };
+    let is_stuck =
+        |reason: &&String| NOT_PULLED.contains(&reason.as_str()) || NOT_CREATED.contains(&reason.as_str());
+    Some(Stuck {
+        container: container.name.clone(),
+        image: container.image.clone(),
+        reason: waiting.reason.as_ref().filter(is_stuck)?.clone(),
+        message: waiting.message.clone().unwrap_or_default(),
+    })
+}

@@ -1,0 +1,240 @@
+//! Slows a run down while something that it depends on fails. Pure: no I/O and no clock.
+//!
+//! Three disruptions of one dependency in a row, without a success of that operation between them, open its breaker:
+//! pods that end are not replaced, one pod at a time probes the dependency, and the run says what is broken. The first
+//! success closes it. Disruptions of pods and nodes open nothing: thirty drained pods must not throttle a healthy run.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use strum::VariantArray;
+
+use super::dependency::{Dependency, Operation};
+use super::verdict::{Judgement, Known};
+use crate::error::Obstacle;
+use crate::pods::WorkerPod;
+
+/// Disruptions in a row that open a breaker: one or two happen to every network.
+const OPENS_AFTER: u32 = 3;
+/// The wait before the first probe.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// The longest wait before a probe: a run is back at full parallelism a few seconds after its storage.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// How long the text of an error stays. Each probe fails with another file: a message that followed would be one status
+/// write per probe and run.
+const MESSAGE_KEPT: Duration = Duration::from_secs(30);
+
+/// The breakers of one run.
+#[derive(Debug, Default)]
+pub struct Breakers {
+    breakers: BTreeMap<Dependency, Breaker>,
+}
+
+/// How many pods may be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// As many as the run wants.
+    Full,
+    /// One, as a probe.
+    One,
+    /// None before this time is over.
+    Wait(Duration),
+    /// None: the pods that are there are probes, and the watch shows how they end.
+    UnderWay,
+}
+
+impl Probe {
+    /// How many of the pods that the run wants may be created.
+    pub fn cap(self, wanted: u64) -> u64 {
+        match self {
+            Self::Full => wanted,
+            Self::One => wanted.min(1),
+            Self::Wait(_) | Self::UnderWay => 0,
+        }
+    }
+
+    /// When to decide again, if nothing happens before.
+    pub fn wake(self) -> Option<Duration> {
+        match self {
+            Self::Wait(left) => Some(left),
+            Self::Full | Self::One | Self::UnderWay => None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Breaker {
+    /// Disruptions since the last success.
+    disruptions: u32,
+    last_disruption: Option<Instant>,
+    last_success: Option<Instant>,
+    /// The last error, or one that is little older.
+    message: Option<(String, Instant)>,
+    open: Option<Open>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    wait: Duration,
+    next_probe: Instant,
+}
+
+impl Breakers {
+    /// Notes what pods show: a finished fetch or publication, and containers that have started. To be called with all pods
+    /// of a pass, also those that are gone, before they are judged.
+    pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = &'a WorkerPod>) {
+        let (mut started, mut fetched, mut published) = (None, None, None);
+        for pod in pods {
+            let at =
+                |step: Option<crate::pods::Milestone>| step.filter(|step| step.witnessed).map(|step| step.at);
+            started = started.max(at(pod.started));
+            fetched = fetched.max(at(pod.fetched));
+            published = published.max(at(pod.published));
+        }
+        if let Some(at) = started {
+            self.succeeded(Dependency::Image, at);
+            self.succeeded(Dependency::Container, at);
+        }
+        if let Some(at) = fetched {
+            self.operation_succeeded(Operation::Fetch, at);
+            self.succeeded(Dependency::Workspace, at);
+        }
+        if let Some(at) = published {
+            self.operation_succeeded(Operation::Publish, at);
+        }
+    }
+
+    /// Notes what a judgement says about a dependency. An object that fails while another one can be reached is no outage.
+    pub fn judged(&mut self, judgement: &Judgement) {
+        let Some(dependency) = judgement.dependency() else { return };
+        match dependency.operation() {
+            Some(operation) if judgement.canary == Some(true) => {
+                self.operation_succeeded(operation, judgement.at);
+            }
+            _ => {
+                let reason = judgement.failure().map(queue::Failure::reason).unwrap_or_default();
+                self.disrupted(dependency, judgement.at, reason);
+            }
+        }
+    }
+
+    /// A disruption, at a moment of our own clock.
+    pub fn disrupted(&mut self, dependency: Dependency, at: Instant, message: &str) {
+        self.breakers.entry(dependency).or_default().disrupted(at, message);
+    }
+
+    /// A success, at a moment of our own clock. It closes the breaker, unless a disruption came after it.
+    pub fn succeeded(&mut self, dependency: Dependency, at: Instant) {
+        self.breakers.entry(dependency).or_default().succeeded(at);
+    }
+
+    fn operation_succeeded(&mut self, operation: Operation, at: Instant) {
+        self.succeeded(Dependency::storage(operation), at);
+        self.succeeded(Dependency::credentials(operation), at);
+    }
+
+    /// When operations last succeeded, for verdicts.
+    pub fn known(&self) -> Known {
+        let last = |operation| self.breakers.get(&Dependency::storage(operation))?.last_success;
+        Known { last_fetch: last(Operation::Fetch), last_publish: last(Operation::Publish) }
+    }
+
+    /// How many pods may be created, given those that are alive, and how many were created and not seen yet.
+    pub fn probe<'a>(
+        &self,
+        now: Instant,
+        alive: impl IntoIterator<Item = &'a WorkerPod>,
+        unseen: u64,
+    ) -> Probe {
+        let mut open: Vec<(Dependency, Open)> = self.open_now().collect();
+        open.retain(|(dependency, _)| dependency.label().is_some());
+        let Some(next) = open.iter().map(|(_, open)| open.next_probe).max() else { return Probe::Full };
+        let is_probe = |pod: &WorkerPod| open.iter().any(|(dependency, _)| may_show(*dependency, pod));
+        if unseen > 0 || alive.into_iter().any(is_probe) {
+            return Probe::UnderWay;
+        }
+        match next.checked_duration_since(now).filter(|left| !left.is_zero()) {
+            Some(left) => Probe::Wait(left),
+            None => Probe::One,
+        }
+    }
+
+    /// Names under which breakers are open, for metrics.
+    pub fn open_labels(&self) -> impl Iterator<Item = &'static str> {
+        self.open_now().filter_map(|(dependency, _)| dependency.label())
+    }
+
+    /// What the run waits for, if a breaker is open.
+    pub fn obstacle(&self) -> Option<Obstacle> {
+        let (dependency, breaker) = self.breakers.iter().find(|(_, breaker)| breaker.open.is_some())?;
+        let error = breaker.message.as_ref().map_or("", |(message, _)| message.as_str());
+        let problem = dependency.problem();
+        let charge = match dependency.operation() {
+            Some(Operation::Fetch) if breaker.last_success.is_none() => {
+                "no file was fetched before, so nothing shows that a file is at fault, and none is charged"
+            }
+            Some(Operation::Publish) if breaker.last_success.is_none() => {
+                "no result was published before, so nothing shows that a file is at fault, and none is charged"
+            }
+            Some(_) => "no file is charged",
+            None => "files go back to the queue, and one that never gets further is charged in the end",
+        };
+        let next = match dependency.label() {
+            Some(_) => "one pod at a time tries again every few seconds, and the run continues by itself",
+            None => "they are tried again on other nodes, or when there is room",
+        };
+        Some(dependency.reason().because(format!("{problem}: {error}; {charge}; {next}")))
+    }
+
+    fn open_now(&self) -> impl Iterator<Item = (Dependency, Open)> {
+        Dependency::VARIANTS
+            .iter()
+            .filter_map(|dependency| Some((*dependency, self.breakers.get(dependency)?.open?)))
+    }
+}
+
+/// Whether a living pod will still show whether a dependency works.
+fn may_show(dependency: Dependency, pod: &WorkerPod) -> bool {
+    match dependency {
+        Dependency::SourceCredentials | Dependency::Source | Dependency::Workspace => pod.fetched.is_none(),
+        Dependency::SinkCredentials | Dependency::Sink => pod.published.is_none(),
+        Dependency::Image | Dependency::Container => pod.started.is_none(),
+    }
+}
+
+impl Breaker {
+    fn disrupted(&mut self, at: Instant, message: &str) {
+        // The order is that of the clock, not the one in which a pass happens to see things.
+        if self.last_success.is_some_and(|success| at < success) {
+            return;
+        }
+        self.disruptions = self.disruptions.saturating_add(1);
+        self.last_disruption = self.last_disruption.max(Some(at));
+        if self.message.as_ref().is_none_or(|(_, since)| at.saturating_duration_since(*since) >= MESSAGE_KEPT)
+        {
+            self.message = Some((message.to_owned(), at));
+        }
+        self.open = match self.open {
+            None if self.disruptions < OPENS_AFTER => None,
+            None => Some(Open { wait: FIRST_WAIT, next_probe: at + FIRST_WAIT }),
+            // It was created before the breaker opened: many that fail while we wait are one failure.
+            Some(open) if at < open.next_probe => Some(open),
+            Some(open) => {
+                let wait = open.wait.saturating_mul(2).min(LONGEST_WAIT);
+                Some(Open { wait, next_probe: at + wait })
+            }
+        };
+    }
+
+    fn succeeded(&mut self, at: Instant) {
+        self.last_success = self.last_success.max(Some(at));
+        if self.last_disruption.is_none_or(|disruption| disruption <= at) {
+            self.disruptions = 0;
+            self.message = None;
+            self.open = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,52 @@
+//! Why an attempt failed, in words for people.
+
+use protocol::Exit;
+use protocol::container::{CLAIMER, PUBLISHER};
+use queue::REASON_BYTES_MAX;
+
+use super::{Cause, ended_from_outside};
+use crate::pods::{Failed, WorkerPod, is_start_error};
+
+/// One text that says who failed, how, and what was said last.
+pub fn of(pod: &WorkerPod, failed: &Failed, cause: Cause) -> String {
+    let Failed { container, exit_code, reason, message, .. } = failed;
+    let (mut message, name) = (message.trim(), container.as_deref().unwrap_or("the pod"));
+    let what = match (container.as_deref(), exit_code.and_then(Exit::from_code)) {
+        (_, _) if cause == Cause::Pod && ended_from_outside(pod) => match &pod.doomed {
+            Some(doomed) => {
+                message = doomed.message.trim();
+                doomed.reason.clone()
+            }
+            None => format!("PodDeleted: the pod was deleted while {name} ran"),
+        },
+        // Ours say why themselves. Killed, they have left no message: then it is the end of their log.
+        (Some(CLAIMER | PUBLISHER), Some(exit)) if message.is_empty() => return exit.as_ref().to_owned(),
+        (Some(CLAIMER | PUBLISHER), Some(_)) => return message.to_owned(),
+        (Some(_), _) if reason == "OOMKilled" && failed.memory_limit => {
+            format!("OOMKilled: {name} used more memory than its limit")
+        }
+        (Some(_), _) if reason == "OOMKilled" => {
+            format!(
+                "OOMKilled: {name}, which has no memory limit, was killed because its node ran out of memory"
+            )
+        }
+        (Some(_), _) if is_start_error(Some(reason)) => format!("{reason}: {name} does not start"),
+        (Some(_), _) if cause == Cause::Pod => format!("{reason}: the node lost {name}"),
+        (Some(_), _) => {
+            format!("{name} exited with code {}", exit_code.map_or("?".to_owned(), |code| code.to_string()))
+        }
+        (None, _) => reason.clone(),
+    };
+    with_end_of(&what, message)
+}
+
+/// Both texts, of the second as much as fits: what was said last says most.
+fn with_end_of(what: &str, message: &str) -> String {
+    if message.is_empty() {
+        return what.to_owned();
+    }
+    let room = REASON_BYTES_MAX.saturating_sub(what.len() + ": …".len());
+    let start = message.ceil_char_boundary(message.len().saturating_sub(room));
+    let cut = if start == 0 { "" } else { "…" };
+    format!("{what}: {cut}{}", &message[start..])
+}
