@@ -2,7 +2,7 @@
 //! goes on there; dropping it at any time, or calling it twice at once, adds no file twice and leaves none out.
 
 use queue::{Enqueued, File, Listing, Page, RunQueue};
-use storage::{ListedFile, ListedPage, Lister, StorageError};
+use storage::{ListedFile, ListedPage, Lister, Skipped, StorageError};
 
 /// Why a listing stopped. What was added stays added.
 #[derive(Debug, thiserror::Error)]
@@ -24,15 +24,24 @@ pub enum ListingError {
     Count(#[source] queue::Error),
 }
 
-/// Lists the rest of a bucket, from where the queue says that the listing is. `progress` is told the number of files so
-/// far after every page. Returns the number of files of the run.
+/// What a page brought that is in the queue now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Files of the run so far.
+    pub total: u64,
+    /// Files of this page that were left out.
+    pub skipped: Skipped,
+}
+
+/// Lists the rest of a bucket, from where the queue says that the listing is, and reports every page. Returns the number of
+/// files of the run.
 ///
 /// While a page is being added, the next one is asked for: two pages in memory, however large the bucket.
 pub async fn list_into(
     queue: &RunQueue,
     lister: &Lister,
     from: Listing,
-    progress: impl Fn(u64),
+    progress: impl Fn(Progress),
 ) -> Result<u64, ListingError> {
     let mut from = from;
     let mut ahead = None;
@@ -41,7 +50,7 @@ pub async fn list_into(
             Some(page) => page,
             None => page_after(lister, &after).await?,
         };
-        let page = page_of(after, listed);
+        let (page, skipped) = page_of(after, listed);
         let add = async { queue.enqueue(&page).await.map_err(ListingError::Enqueue) };
         let look_ahead = async {
             // A failure ahead must not keep this page from being added.
@@ -54,7 +63,7 @@ pub async fn list_into(
         let (next_page, added) = tokio::try_join!(biased; look_ahead, add)?;
         from = match added {
             Enqueued::Added { total } => {
-                progress(total);
+                progress(Progress { total, skipped });
                 page.next.clone().map_or(Listing::Complete, Listing::UpTo)
             }
             Enqueued::Superseded(listing) => listing,
@@ -73,8 +82,8 @@ async fn page_after(lister: &Lister, after: &str) -> Result<ListedPage, ListingE
     lister.page(after).await.map_err(|source| ListingError::List { after: after.to_owned(), source })
 }
 
-fn page_of(after: String, listed: ListedPage) -> Page {
-    let ListedPage { files, next } = listed;
+fn page_of(after: String, listed: ListedPage) -> (Page, Skipped) {
+    let ListedPage { files, skipped, next } = listed;
     let file = |ListedFile { key, size, etag }| File { key, size, etag };
-    Page { after, next, files: files.into_iter().map(file).collect() }
+    (Page { after, next, files: files.into_iter().map(file).collect() }, skipped)
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use crds::run_id::RunId;
 use futures::{StreamExt, stream};
-use operator::listing::{ListingError, list_into};
+use operator::listing::{ListingError, Progress, list_into};
 use queue::{File, Listing, Opened, RunQueue};
 use redis::streams::StreamRangeReply;
 use storage::{Lister, Selection, StorageError};
 use testbed::{Fault, FaultyS3, Rule};
+use tests::fake::{Fake, listed_page, parameter};
 use tests::s3::{TestS3, escape};
 use tests::valkey::{Flavor, TestServer};
 
@@ -92,7 +93,7 @@ async fn every_file_is_queued_as_it_is_listed_and_progress_is_told() {
     bench.s3.client.put(BUCKET, "out/left.tmp", "x").await.unwrap();
     let lister = bench.lister(&bench.s3.url).await;
     let told = RefCell::new(Vec::new());
-    let progress = |total| told.borrow_mut().push(total);
+    let progress = |page: Progress| told.borrow_mut().push(page.total);
     let total = list_into(&bench.queue, &lister, bench.listed().await, progress).await.unwrap();
     assert_eq!((total, told.into_inner()), (FILES as u64, vec![1_000, 2_000, FILES as u64]));
     bench.assert_every_file_once().await;
@@ -116,6 +117,22 @@ async fn an_empty_bucket_is_listed_to_its_end() {
     let lister = bench.lister(&bench.s3.url).await;
     assert_eq!(bench.list(&lister).await.unwrap(), 0);
     assert_eq!(bench.listed().await, Listing::Complete);
+}
+
+#[tokio::test]
+async fn files_that_no_run_can_process_are_reported_and_the_others_are_queued() {
+    let bench = Bench::start(0).await;
+    let server = Fake::start(|request| match parameter(request, "start-after").as_str() {
+        "" => listed_page(Some("more"), &["a".to_owned(), "b".repeat(2_000), "c".to_owned()]),
+        _ => listed_page(None, &["d".repeat(3_000), "e".to_owned()]),
+    })
+    .await;
+    let lister = bench.lister(&format!("http://{}", server.address)).await;
+    let reported = RefCell::new(Vec::new());
+    let progress = |page: Progress| reported.borrow_mut().push((page.total, page.skipped.files));
+    list_into(&bench.queue, &lister, bench.listed().await, progress).await.unwrap();
+    assert_eq!(reported.into_inner(), [(2, 1), (3, 1)]);
+    assert_eq!(bench.queued().await.into_keys().collect::<Vec<_>>(), ["a", "c", "e"]);
 }
 
 /// The process dies as soon as a page is in the queue, and another one goes on: after every page.
@@ -157,7 +174,7 @@ async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
     let mut bench = Bench::start(FILES).await;
     let lister = bench.lister(&bench.s3.url).await;
     let overtake = async |queue: &RunQueue, after: &str| {
-        let storage::ListedPage { files, next } = lister.page(after).await.unwrap();
+        let storage::ListedPage { files, next, .. } = lister.page(after).await.unwrap();
         let file = |file: storage::ListedFile| File { key: file.key, size: file.size, etag: file.etag };
         let files = files.into_iter().map(file).collect();
         queue.enqueue(&queue::Page { after: after.to_owned(), next: next.clone(), files }).await.unwrap();

@@ -3,24 +3,15 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::future::join_all;
-use http::{Response, StatusCode};
-use http_body_util::Full;
+use http::StatusCode;
 use storage::{ListedPage, StorageError};
-use tests::fake::{Fake, status};
+use tests::fake::{Fake, status, xml as answer};
 use tests::s3::escape;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
 use crate::harness::{bucket, first_page, keys, lister, selecting};
-
-fn answer(xml: &str) -> Response<Full<Bytes>> {
-    Response::builder()
-        .header("content-type", "application/xml")
-        .body(Full::new(Bytes::copy_from_slice(xml.as_bytes())))
-        .unwrap()
-}
 
 fn listing(rest: &str, keys: &[&str]) -> String {
     let contents: String = keys.iter().map(|key| object(&format!("<Key>{key}</Key>"))).collect();

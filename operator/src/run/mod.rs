@@ -314,7 +314,7 @@ async fn list(
     let selection = Selection::new(prefix, include, exclude)
         .map_err(|error| Reason::PipelineInvalid.because(format!("include or exclude: {error}")))?;
     let lister = Lister::new(&bucket, prefix, selection).await;
-    memory.listing = Some(ListingTask::start(ctx, uid, queue.clone(), lister, stats));
+    memory.listing = Some(ListingTask::start(ctx, uid, run, queue.clone(), lister, stats));
     Ok(Next::Within(left))
 }
 
