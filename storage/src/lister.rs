@@ -5,17 +5,21 @@ use std::time::Duration;
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
+use aws_sdk_s3::operation::list_objects_v2::ListObjectsV2Output;
 use aws_sdk_s3::types::EncodingType;
 
 use crate::bucket::Bucket;
 use crate::error::StorageError;
 use crate::limit::Limit;
-use crate::page::{self, ListedPage, PAGE_MAX};
+use crate::page::{self, ListedPage, PAGE_MAX, unusable};
 use crate::selection::Selection;
 
 /// Bytes of one page. A key of 1,024 bytes has 3,072 when every byte is escaped, and everything else about an object
 /// less than that, so that a page of the longest keys has 6 MB.
 const PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Pages without keys that are passed over, one after the other. Each stands for up to 1,000 objects that are not shown,
+/// deleted versions say: ten million of them are a bucket, and a service that has more to say without an end is broken.
+const EMPTY_PAGES_MAX: usize = 10_000;
 
 /// Lists the files below a prefix.
 #[derive(Clone, Debug)]
@@ -25,6 +29,7 @@ pub struct Lister {
     prefix: String,
     selection: Selection,
     timeout: Duration,
+    empty_pages_max: usize,
 }
 
 impl Lister {
@@ -33,20 +38,49 @@ impl Lister {
         let client = bucket.client().await;
         // The bucket's own limit is on silence. A page is small: one that comes byte by byte is no page.
         let timeout = bucket.timeout * 2;
-        Self { client, bucket: bucket.name.clone(), prefix: prefix.to_owned(), selection, timeout }
+        let (bucket, prefix) = (bucket.name.clone(), prefix.to_owned());
+        Self { client, bucket, prefix, selection, timeout, empty_pages_max: EMPTY_PAGES_MAX }
     }
 
-    /// The page that follows a key; the first one for an empty key.
+    /// The same, which passes over fewer pages without keys.
+    pub fn passing_over(self, empty_pages: usize) -> Self {
+        Self { empty_pages_max: empty_pages.min(EMPTY_PAGES_MAX), ..self }
+    }
+
+    /// The page that follows a key; the first one for an empty key. Pages that bring the listing no further are passed
+    /// over: a bucket full of deleted versions has many.
     pub async fn page(&self, after: &str) -> Result<ListedPage, StorageError> {
+        let mut token = None;
+        for _ in 0..=self.empty_pages_max {
+            let mut answer = self.request(after, token.as_ref()).await?;
+            let next_token = answer.next_continuation_token.take();
+            let page = page::read(answer, after, &self.selection)?;
+            if page.next.as_deref() != Some(after) {
+                return Ok(page);
+            }
+            if next_token.is_none() || next_token == token {
+                return unusable("a page without keys says that more follow, and not where");
+            }
+            token = next_token;
+        }
+        unusable(format!("more than {} pages in a row without keys", self.empty_pages_max))
+    }
+
+    /// One request. The cursor is sent with the token, as clients of AWS do: services look at the token first.
+    async fn request(
+        &self,
+        after: &str,
+        token: Option<&String>,
+    ) -> Result<ListObjectsV2Output, StorageError> {
         let filled = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let request = self.client.list_objects_v2().bucket(&self.bucket).encoding_type(EncodingType::Url);
         let request = request.set_prefix(filled(&self.prefix)).set_start_after(filled(after));
+        let request = request.set_continuation_token(token.cloned()).max_keys(PAGE_MAX as i32);
         let limited = TimeoutConfig::builder().operation_attempt_timeout(self.timeout).build();
         let request = request
-            .max_keys(PAGE_MAX as i32)
             .customize()
             .interceptor(Limit(PAGE_BYTES_MAX))
             .config_override(aws_sdk_s3::Config::builder().timeout_config(limited));
-        page::read(request.send().await?, after, &self.selection)
+        Ok(request.send().await?)
     }
 }

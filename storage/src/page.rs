@@ -26,7 +26,8 @@ pub struct ListedPage {
     pub files: Vec<ListedFile>,
     /// Selected files that are left out, because no run could process them.
     pub skipped: Skipped,
-    /// Where the next page begins: the last key of this one, selected or not. `None` at the end of the bucket.
+    /// Where the next page begins: the last key of this one, selected or not; where this one began, if it has no keys.
+    /// `None` at the end of the bucket.
     pub next: Option<String>,
 }
 
@@ -88,8 +89,12 @@ pub(crate) fn read(
         return unusable(format!("a page of {} keys, where {PAGE_MAX} were asked for", objects.len()));
     }
     let (mut files, mut skipped, mut last) = (Vec::new(), Skipped::default(), after.to_owned());
-    for Object { key, size, e_tag, .. } in objects {
+    for (place, Object { key, size, e_tag, .. }) in objects.into_iter().enumerate() {
         let key = read_key(key, encoded)?;
+        // Some services begin with the key itself.
+        if place == 0 && !after.is_empty() && key == after {
+            continue;
+        }
         // The listing goes on after the last key it has seen, so that a key out of order would be listed twice or never;
         // and a service that always begins again would be listed without end.
         if key <= last {
@@ -107,9 +112,6 @@ pub(crate) fn read(
         if selection.takes(&key, size) && !skipped.takes(&key, &etag) {
             files.push(ListedFile { key, size, etag: quoted(etag) });
         }
-    }
-    if truncated && last == after {
-        return unusable("a page without keys says that more follow");
     }
     Ok(ListedPage { files, skipped, next: truncated.then(|| cursor(last)) })
 }
@@ -146,6 +148,6 @@ fn quoted(etag: String) -> String {
     if etag.is_empty() || etag.ends_with('"') { etag } else { format!("\"{etag}\"") }
 }
 
-fn unusable<T>(why: impl Into<String>) -> Result<T, StorageError> {
+pub(crate) fn unusable<T>(why: impl Into<String>) -> Result<T, StorageError> {
     Err(StorageError::Unusable(why.into()))
 }

@@ -1,9 +1,11 @@
 //! Pages that are legal and unusual: the listing goes on, and no file is left out without a word.
 
-use storage::{ETAG_BYTES_MAX, KEY_BYTES_MAX, ListedPage, Lister, Skipped};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use storage::{ETAG_BYTES_MAX, KEY_BYTES_MAX, ListedPage, Lister, Skipped, StorageError};
 use tests::fake::{Fake, listed_page, parameter, xml};
 
-use crate::harness::{bucket, keys, lister, selecting};
+use crate::harness::{all, bucket, keys, lister, selecting};
 
 async fn lister_of(server: &Fake) -> Lister {
     lister(&bucket(&format!("http://{}", server.address))).await
@@ -79,4 +81,74 @@ async fn a_page_that_ends_with_a_key_that_is_too_long_leads_to_the_next() {
     }
     let fits: Vec<String> = stored.iter().filter(|key| key.len() <= KEY_BYTES_MAX).cloned().collect();
     assert_eq!((found, skipped > 0), (fits, true));
+}
+
+#[tokio::test]
+async fn pages_without_keys_are_passed_over_by_their_continuation_tokens() {
+    let server = Fake::start(|request| {
+        let none: [&str; 0] = [];
+        match parameter(request, "continuation-token").as_str() {
+            "" => listed_page(Some("one"), &none),
+            "one" => listed_page(Some("two/+"), &none),
+            "two/+" => listed_page(Some("three"), &["k", "l"]),
+            other => panic!("the token {other} was sent"),
+        }
+    })
+    .await;
+    let page = lister_of(&server).await.page("j").await.unwrap();
+    // The cursor is a key again: it does not expire as a token does.
+    assert_eq!((keys(&page.files), page.next.as_deref()), (vec!["k", "l"], Some("l")));
+    assert!(server.requests().iter().all(|request| parameter(request, "start-after") == "j"));
+}
+
+#[tokio::test]
+async fn a_listing_may_end_with_pages_without_keys() {
+    let server = Fake::start(|request| {
+        let none: [&str; 0] = [];
+        listed_page(Some("more").filter(|_| parameter(request, "continuation-token").is_empty()), &none)
+    })
+    .await;
+    let page = lister_of(&server).await.page("j").await.unwrap();
+    assert_eq!((page.files, page.next), (vec![], None));
+}
+
+#[tokio::test]
+async fn a_service_that_never_gets_further_is_given_up() {
+    let none: [&str; 0] = [];
+    let same = Fake::start(move |_| listed_page(Some("same"), &none)).await;
+    let error = lister_of(&same).await.page("j").await.unwrap_err();
+    assert!(matches!(error, StorageError::Unusable(_)), "{error:?}");
+    assert_eq!(same.paths().len(), 2, "a token that leads to itself");
+
+    let ignoring = Fake::start(|_| listed_page(Some("more"), &["j"])).await;
+    let error = lister_of(&ignoring).await.page("j").await.unwrap_err();
+    assert!(matches!(error, StorageError::Unusable(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn pages_without_keys_are_not_passed_over_without_end() {
+    let pages = AtomicUsize::new(0);
+    let server = Fake::start(move |_| {
+        let (none, page): ([&str; 0], _) = ([], pages.fetch_add(1, Ordering::Relaxed));
+        if page < 20 { listed_page(Some(&page.to_string()), &none) } else { listed_page(None, &["a"]) }
+    })
+    .await;
+    let error = lister_of(&server).await.passing_over(19).page("").await.unwrap_err();
+    assert!(error.to_string().contains("more than 19 pages"), "{error}");
+    assert_eq!(server.paths().len(), 20);
+}
+
+#[tokio::test]
+async fn a_service_whose_pages_begin_with_the_cursor_lists_no_file_twice() {
+    let stored: Vec<String> = (0..7).map(|number| format!("key{number}")).collect();
+    let kept = stored.clone();
+    let server = Fake::start(move |request| {
+        let after = parameter(request, "start-after");
+        let rest: Vec<&String> = kept.iter().filter(|key| **key >= after).take(3).collect();
+        let is_last = rest.last() == kept.last().as_ref();
+        listed_page(Some("token").filter(|_| !is_last), &rest)
+    })
+    .await;
+    let (files, _) = all(&lister_of(&server).await, "").await;
+    assert_eq!(keys(&files), stored);
 }
