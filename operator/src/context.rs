@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::args::Settings;
 use crate::metrics::Metrics;
 use crate::names::MANAGER;
+use crate::turns::Turns;
 use crate::world::World;
 
 /// Bytes of an event's note that the API server takes.
@@ -34,6 +35,8 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// As many passes run at once.
     pub passes: Semaphore,
+    /// As many listings ask for pages or add them at once.
+    pub turns: Turns,
     recorder: Recorder,
 }
 
@@ -49,7 +52,8 @@ impl Context {
         let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(settings.identity.clone()) };
         let recorder = Recorder::new(client.clone(), reporter);
         let passes = Semaphore::new(settings.concurrency);
-        Self { client, valkey, settings, world, metrics, passes, recorder }
+        let turns = Turns::new(settings.max_listings);
+        Self { client, valkey, settings, world, metrics, passes, turns, recorder }
     }
 
     /// Objects of a kind in the run's namespace.

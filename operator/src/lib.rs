@@ -15,6 +15,7 @@ pub mod rights;
 mod run;
 pub mod server;
 mod supervisor;
+pub mod turns;
 mod watches;
 mod world;
 

@@ -1,8 +1,10 @@
-//! Lists a bucket into the queue of a run. The queue remembers how far the listing got, so that whoever calls this next
+//! Lists a bucket into the queue of a run. The queue remembers how far the listing got, so that the next call
 //! goes on there; dropping it at any time, or calling it twice at once, adds no file twice and leaves none out.
 
 use queue::{Enqueued, File, Listing, Page, RunQueue};
 use storage::{ListedFile, ListedPage, Lister, Skipped, StorageError};
+
+use crate::turns::{Room, Turn, Turns};
 
 /// Why a listing stopped. What was added stays added.
 #[derive(Debug, thiserror::Error)]
@@ -33,57 +35,87 @@ pub struct Progress {
     pub skipped: Skipped,
 }
 
+/// What a listing has to keep to.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds<'a> {
+    /// Shared with all other listings.
+    pub turns: &'a Turns,
+}
+
 /// Lists the rest of a bucket, from where the queue says that the listing is, and reports every page. Returns the number of
 /// files of the run.
-///
-/// While a page is being added, the next one is asked for: two pages in memory, however large the bucket.
 pub async fn list_into(
     queue: &RunQueue,
     lister: &Lister,
     from: Listing,
+    bounds: Bounds<'_>,
     progress: impl Fn(Progress),
 ) -> Result<u64, ListingError> {
     let mut from = from;
-    let mut ahead = None;
     while let Listing::UpTo(after) = from {
-        let listed = match ahead.take() {
-            Some(page) => page,
-            None => page_after(lister, &after).await?,
-        };
-        let (page, skipped) = page_of(after, listed);
-        let add = async { queue.enqueue(&page).await.map_err(ListingError::Enqueue) };
-        let look_ahead = async {
-            // A failure ahead must not keep this page from being added.
-            Ok(match &page.next {
-                Some(next) => Some(page_after(lister, next).await),
-                None => None,
-            })
-        };
-        // The request first: the service works on it while the page is written to Valkey.
-        let (next_page, added) = tokio::try_join!(biased; look_ahead, add)?;
-        from = match added {
-            Enqueued::Added { total } => {
-                progress(Progress { total, skipped });
-                page.next.clone().map_or(Listing::Complete, Listing::UpTo)
-            }
-            Enqueued::Superseded(listing) => listing,
-        };
-        // Of use unless somebody else has gone further.
-        if let (Listing::UpTo(cursor), Some(next)) = (&from, &page.next)
-            && cursor == next
-        {
-            ahead = next_page.transpose()?;
-        }
+        let turn = bounds.turns.next().await;
+        from = take_turn(turn, queue, lister, after, &progress).await?;
     }
     Ok(queue.stats().await.map_err(ListingError::Count)?.total)
 }
 
-async fn page_after(lister: &Lister, after: &str) -> Result<ListedPage, ListingError> {
-    lister.page(after).await.map_err(|source| ListingError::List { after: after.to_owned(), source })
+/// Adds a page, and those after it for as long as no other listing waits: then the next page is asked for while one is
+/// being added. At most two pages are in memory, however large the bucket. Returns where the listing is.
+async fn take_turn(
+    mut turn: Turn<'_>,
+    queue: &RunQueue,
+    lister: &Lister,
+    mut after: String,
+    progress: &impl Fn(Progress),
+) -> Result<Listing, ListingError> {
+    let mut listed = turn.ask(lister.page(&after)).await.map_err(failed_after(&after))?;
+    loop {
+        let (page, skipped, _room) = page_of(after, listed);
+        let next = page.next.as_deref();
+        let ahead = next.and_then(|next| turn.room_ahead().map(|room| (next, room)));
+        let look_ahead = async {
+            // A failure ahead must not keep this page from being added.
+            Ok(match ahead {
+                Some((next, room)) => Some(turn.ask_with(room, lister.page(next)).await),
+                None => None,
+            })
+        };
+        // The request first: the service works on it while the page is written to Valkey.
+        let (ahead, from) = tokio::try_join!(biased; look_ahead, add_page(queue, &page, skipped, progress))?;
+        match (from, ahead) {
+            // Of use unless another listing of this run has gone further.
+            (Listing::UpTo(cursor), Some(ahead)) if Some(cursor.as_str()) == next => {
+                listed = ahead.map_err(failed_after(&cursor))?;
+                after = cursor;
+            }
+            (from, _) => return Ok(from),
+        }
+    }
 }
 
-fn page_of(after: String, listed: ListedPage) -> (Page, Skipped) {
+/// Adds a page to the queue, and reports it. Returns where the listing is.
+async fn add_page(
+    queue: &RunQueue,
+    page: &Page,
+    skipped: Skipped,
+    progress: &impl Fn(Progress),
+) -> Result<Listing, ListingError> {
+    match queue.enqueue(page).await.map_err(ListingError::Enqueue)? {
+        Enqueued::Added { total } => {
+            progress(Progress { total, skipped });
+            Ok(page.next.clone().map_or(Listing::Complete, Listing::UpTo))
+        }
+        Enqueued::Superseded(listing) => Ok(listing),
+    }
+}
+
+fn failed_after(after: &str) -> impl FnOnce(StorageError) -> ListingError {
+    move |source| ListingError::List { after: after.to_owned(), source }
+}
+
+/// A page as the queue takes it. Its room in memory is given back when it is in the queue.
+fn page_of(after: String, (listed, room): (ListedPage, Room<'_>)) -> (Page, Skipped, Room<'_>) {
     let ListedPage { files, skipped, next } = listed;
     let file = |ListedFile { key, size, etag }| File { key, size, etag };
-    (Page { after, next, files: files.into_iter().map(file).collect() }, skipped)
+    (Page { after, next, files: files.into_iter().map(file).collect() }, skipped, room)
 }

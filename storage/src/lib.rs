@@ -21,6 +21,6 @@ pub use endpoint::{EndpointError, parse_endpoint};
 pub use error::{StorageError, chain, has};
 pub use guard::AddressGuard;
 pub use keys::{Keys, Secret};
-pub use lister::Lister;
+pub use lister::{Lister, PAGE_BYTES_MAX};
 pub use page::{ETAG_BYTES_MAX, KEY_BYTES_MAX, ListedFile, ListedPage, PAGE_MAX, Skipped};
 pub use selection::{Selection, SelectionError};

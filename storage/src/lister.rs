@@ -14,9 +14,9 @@ use crate::limit::Limit;
 use crate::page::{self, ListedPage, PAGE_MAX, unusable};
 use crate::selection::Selection;
 
-/// Bytes of one page. A key of 1,024 bytes has 3,072 when every byte is escaped, and everything else about an object
-/// less than that, so that a page of the longest keys has 6 MB.
-const PAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Bytes of the answer to one request. A key of 1,024 bytes has 3,072 when every byte is escaped, and everything else about
+/// an object less than that, so that a page of the longest keys has 6 MB.
+pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Pages without keys that are passed over, one after the other. Each stands for up to 1,000 objects that are not shown,
 /// deleted versions say: ten million of them are a bucket, and a service that has more to say without an end is broken.
 const EMPTY_PAGES_MAX: usize = 10_000;

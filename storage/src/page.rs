@@ -31,6 +31,14 @@ pub struct ListedPage {
     pub next: Option<String>,
 }
 
+impl ListedPage {
+    /// About what it needs in memory.
+    pub fn bytes(&self) -> usize {
+        let file = |file: &ListedFile| size_of::<ListedFile>() + file.key.len() + file.etag.len();
+        self.files.iter().map(file).sum()
+    }
+}
+
 /// A file of the listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedFile {

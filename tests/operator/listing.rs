@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crds::run_id::RunId;
 use futures::{StreamExt, stream};
-use operator::listing::{ListingError, Progress, list_into};
+use operator::listing::{Bounds, ListingError, Progress, list_into};
+use operator::turns::Turns;
 use queue::{File, Listing, Opened, RunQueue};
 use redis::streams::StreamRangeReply;
 use storage::{Lister, Selection, StorageError};
@@ -23,6 +24,7 @@ struct Bench {
     valkey: TestServer,
     s3: TestS3,
     queue: RunQueue,
+    turns: Turns,
 }
 
 impl Bench {
@@ -35,12 +37,16 @@ impl Bench {
         });
         stream::iter(puts).buffer_unordered(8).collect::<()>().await;
         let queue = open(&valkey, &RunId::derive("team-a", "monday").unwrap()).await;
-        Self { valkey, s3, queue }
+        Self { valkey, s3, queue, turns: Turns::new(8) }
     }
 
     async fn lister(&self, url: &str) -> Lister {
         let bucket = tests::s3::bucket(url, BUCKET);
         Lister::new(&bucket, "", Selection::new("", &[], &["**/*.tmp".to_owned()]).unwrap()).await
+    }
+
+    fn bounds(&self) -> Bounds<'_> {
+        Bounds { turns: &self.turns }
     }
 
     async fn listed(&self) -> Listing {
@@ -49,7 +55,7 @@ impl Bench {
 
     /// Lists from where the queue says.
     async fn list(&self, lister: &Lister) -> Result<u64, ListingError> {
-        list_into(&self.queue, lister, self.listed().await, |_| ()).await
+        list_into(&self.queue, lister, self.listed().await, self.bounds(), |_| ()).await
     }
 
     /// How often each key is in the queue.
@@ -94,7 +100,8 @@ async fn every_file_is_queued_as_it_is_listed_and_progress_is_told() {
     let lister = bench.lister(&bench.s3.url).await;
     let told = RefCell::new(Vec::new());
     let progress = |page: Progress| told.borrow_mut().push(page.total);
-    let total = list_into(&bench.queue, &lister, bench.listed().await, progress).await.unwrap();
+    let total =
+        list_into(&bench.queue, &lister, bench.listed().await, bench.bounds(), progress).await.unwrap();
     assert_eq!((total, told.into_inner()), (FILES as u64, vec![1_000, 2_000, FILES as u64]));
     bench.assert_every_file_once().await;
     // What a worker gets is what was listed.
@@ -130,7 +137,7 @@ async fn files_that_no_run_can_process_are_reported_and_the_others_are_queued() 
     let lister = bench.lister(&format!("http://{}", server.address)).await;
     let reported = RefCell::new(Vec::new());
     let progress = |page: Progress| reported.borrow_mut().push((page.total, page.skipped.files));
-    list_into(&bench.queue, &lister, bench.listed().await, progress).await.unwrap();
+    list_into(&bench.queue, &lister, bench.listed().await, bench.bounds(), progress).await.unwrap();
     assert_eq!(reported.into_inner(), [(2, 1), (3, 1)]);
     assert_eq!(bench.queued().await.into_keys().collect::<Vec<_>>(), ["a", "c", "e"]);
 }
@@ -148,7 +155,7 @@ async fn a_crash_at_any_page_is_resumed() {
         tokio::select! {
             biased;
             _ = crashed => {}
-            listed = list_into(&bench.queue, &lister, from, progress) => {
+            listed = list_into(&bench.queue, &lister, from, bench.bounds(), progress) => {
                 assert_eq!(listed.unwrap(), expected);
             }
         }
@@ -188,7 +195,9 @@ async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
             after = overtake(&bench.queue, &after).await;
         }
         // As if the queue had been asked before the other one added its pages.
-        let total = list_into(&bench.queue, &lister, Listing::UpTo(String::new()), |_| ()).await.unwrap();
+        let total = list_into(&bench.queue, &lister, Listing::UpTo(String::new()), bench.bounds(), |_| ())
+            .await
+            .unwrap();
         assert_eq!(total, FILES as u64);
         bench.assert_every_file_once().await;
     }
@@ -215,6 +224,6 @@ async fn a_queue_that_is_away_stops_the_listing_and_loses_nothing() {
     let lister = bench.lister(&bench.s3.url).await;
     let from = bench.listed().await;
     bench.valkey.kill();
-    let error = list_into(&bench.queue, &lister, from, |_| ()).await.unwrap_err();
+    let error = list_into(&bench.queue, &lister, from, bench.bounds(), |_| ()).await.unwrap_err();
     assert!(matches!(error, ListingError::Enqueue(queue::Error::Unavailable { .. })), "{error:?}");
 }

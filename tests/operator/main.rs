@@ -6,3 +6,4 @@ mod lease_api;
 mod listing;
 mod process;
 mod server;
+mod turns;

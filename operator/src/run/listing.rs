@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use crate::context::Context;
 use crate::error::{Obstacle, Reason, chain};
-use crate::listing::{ListingError, Progress, list_into};
+use crate::listing::{Bounds, ListingError, Progress, list_into};
 use crate::world::Uid;
 
 /// Reason of the event about files that were skipped.
@@ -44,7 +44,8 @@ impl ListingTask {
                 skipped.add(page.skipped);
                 ctx.world.touch(&uid);
             };
-            let listed = list_into(&queue, &lister, from, progress).await;
+            let bounds = Bounds { turns: &ctx.turns };
+            let listed = list_into(&queue, &lister, from, bounds, progress).await;
             let (_, skipped) = so_far.into_inner().unwrap_or_else(PoisonError::into_inner);
             if skipped.files > 0 {
                 let note = in_words(&skipped);
