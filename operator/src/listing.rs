@@ -21,6 +21,14 @@ pub enum ListingError {
     /// The queue did not take a page.
     #[error("add a page of files to the queue")]
     Enqueue(#[source] queue::Error),
+    /// The bucket has more files than a run may have.
+    #[error("{listed} files are listed, and --max-files allows {max}")]
+    TooMany {
+        /// Files of the run so far.
+        listed: u64,
+        /// The setting.
+        max: u64,
+    },
     /// The queue did not say how many files there are.
     #[error("count the files in the queue")]
     Count(#[source] queue::Error),
@@ -40,6 +48,8 @@ pub struct Progress {
 pub struct Bounds<'a> {
     /// Shared with all other listings.
     pub turns: &'a Turns,
+    /// Files that a run may have; any number when absent.
+    pub max_files: Option<u64>,
 }
 
 /// Lists the rest of a bucket, from where the queue says that the listing is, and reports every page. Returns the number of
@@ -54,7 +64,7 @@ pub async fn list_into(
     let mut from = from;
     while let Listing::UpTo(after) = from {
         let turn = bounds.turns.next().await;
-        from = take_turn(turn, queue, lister, after, &progress).await?;
+        from = take_turn(turn, queue, lister, after, bounds.max_files, &progress).await?;
     }
     Ok(queue.stats().await.map_err(ListingError::Count)?.total)
 }
@@ -66,6 +76,7 @@ async fn take_turn(
     queue: &RunQueue,
     lister: &Lister,
     mut after: String,
+    max_files: Option<u64>,
     progress: &impl Fn(Progress),
 ) -> Result<Listing, ListingError> {
     let mut listed = turn.ask(lister.page(&after)).await.map_err(failed_after(&after))?;
@@ -81,7 +92,8 @@ async fn take_turn(
             })
         };
         // The request first: the service works on it while the page is written to Valkey.
-        let (ahead, from) = tokio::try_join!(biased; look_ahead, add_page(queue, &page, skipped, progress))?;
+        let (ahead, from) =
+            tokio::try_join!(biased; look_ahead, add_page(queue, &page, skipped, max_files, progress))?;
         match (from, ahead) {
             // Of use unless another listing of this run has gone further.
             (Listing::UpTo(cursor), Some(ahead)) if Some(cursor.as_str()) == next => {
@@ -98,11 +110,15 @@ async fn add_page(
     queue: &RunQueue,
     page: &Page,
     skipped: Skipped,
+    max_files: Option<u64>,
     progress: &impl Fn(Progress),
 ) -> Result<Listing, ListingError> {
     match queue.enqueue(page).await.map_err(ListingError::Enqueue)? {
         Enqueued::Added { total } => {
             progress(Progress { total, skipped });
+            if let Some(max) = max_files.filter(|max| total > *max) {
+                return Err(ListingError::TooMany { listed: total, max });
+            }
             Ok(page.next.clone().map_or(Listing::Complete, Listing::UpTo))
         }
         Enqueued::Superseded(listing) => Ok(listing),

@@ -46,7 +46,7 @@ impl Bench {
     }
 
     fn bounds(&self) -> Bounds<'_> {
-        Bounds { turns: &self.turns }
+        Bounds { turns: &self.turns, max_files: None }
     }
 
     async fn listed(&self) -> Listing {
@@ -140,6 +140,29 @@ async fn files_that_no_run_can_process_are_reported_and_the_others_are_queued() 
     list_into(&bench.queue, &lister, bench.listed().await, bench.bounds(), progress).await.unwrap();
     assert_eq!(reported.into_inner(), [(2, 1), (3, 1)]);
     assert_eq!(bench.queued().await.into_keys().collect::<Vec<_>>(), ["a", "c", "e"]);
+}
+
+#[tokio::test]
+async fn a_bucket_with_more_files_than_a_run_may_have_is_not_listed_to_its_end() {
+    let mut bench = Bench::start(0).await;
+    let server = Fake::start(|request| {
+        let after = parameter(request, "start-after");
+        let keys: Vec<String> = (b'a'..=b'z').map(|key| char::from(key).to_string()).collect();
+        let page: Vec<&String> = keys.iter().filter(|key| **key > after).take(2).collect();
+        listed_page(Some("more").filter(|_| page.last() != keys.last().as_ref()), &page)
+    })
+    .await;
+    let lister = bench.lister(&format!("http://{}", server.address)).await;
+    for (max, total) in [(3, 4), (25, 26)] {
+        bench.queue = open(&bench.valkey, &format!("at-most-{max}").parse().unwrap()).await;
+        let bounds = Bounds { max_files: Some(max), ..bench.bounds() };
+        let listed = list_into(&bench.queue, &lister, bench.listed().await, bounds, |_| ()).await;
+        assert!(matches!(listed, Err(ListingError::TooMany { listed, .. }) if listed == total), "{listed:?}");
+        assert_eq!(bench.queue.stats().await.unwrap().total, total, "no page more than it takes");
+    }
+    bench.queue = open(&bench.valkey, &"as-many".parse().unwrap()).await;
+    let bounds = Bounds { max_files: Some(26), ..bench.bounds() };
+    assert_eq!(list_into(&bench.queue, &lister, bench.listed().await, bounds, |_| ()).await.unwrap(), 26);
 }
 
 /// The process dies as soon as a page is in the queue, and another one goes on: after every page.

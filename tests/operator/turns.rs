@@ -69,7 +69,9 @@ async fn runs_that_start_together_have_few_pages_in_memory_and_valkey_answers_me
         async move {
             let queue = open(valkey, &format!("run-{number}")).await;
             let from = Listing::UpTo(String::new());
-            list_into(&queue, lister, from, Bounds { turns }, |_: Progress| pages.queued()).await.unwrap()
+            list_into(&queue, lister, from, Bounds { turns, max_files: None }, |_: Progress| pages.queued())
+                .await
+                .unwrap()
         }
     }));
     let meanwhile = async {
@@ -92,7 +94,7 @@ async fn a_small_bucket_does_not_wait_for_the_end_of_a_large_one() {
     let (large, small, turns) = (service(200, &pages).await, service(1, &pages).await, Turns::new(1));
     let (large, small) = (lister(&large).await, lister(&small).await);
     let (one, other) = (open(&valkey, "large").await, open(&valkey, "small").await);
-    let (bounds, from) = (Bounds { turns: &turns }, Listing::UpTo(String::new()));
+    let (bounds, from) = (Bounds { turns: &turns, max_files: None }, Listing::UpTo(String::new()));
     let large = list_into(&one, &large, from.clone(), bounds, |_| ());
     let small = async {
         tokio::time::sleep(Duration::from_millis(50)).await;

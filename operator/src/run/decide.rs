@@ -56,6 +56,8 @@ pub enum End {
     TimedOut,
     /// So many files failed that the run stops early.
     TooManyFailures,
+    /// The bucket has more files than a run may have.
+    TooManyFiles,
     /// It was being ended when the operator crashed, and how is written down in Valkey.
     Aborted,
 }
@@ -64,7 +66,7 @@ impl End {
     /// Whether files that are not settled are given up.
     pub fn is_abort(self) -> bool {
         match self {
-            Self::TimedOut | Self::TooManyFailures | Self::Aborted => true,
+            Self::TimedOut | Self::TooManyFailures | Self::TooManyFiles | Self::Aborted => true,
             Self::Completed | Self::FilesFailed | Self::NoFilesFound => false,
         }
     }
@@ -101,6 +103,9 @@ fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
     }
     if limits.timeout.is_some_and(|timeout| age >= timeout) {
         return Some(End::TimedOut);
+    }
+    if limits.max_files.is_some_and(|max| stats.total > max) {
+        return Some(End::TooManyFiles);
     }
     // A share of the files means nothing before all are known.
     let all_known = stats.listing == Listing::Complete;
@@ -214,6 +219,21 @@ mod tests {
         };
         assert_eq!(at(59), Plan::GoOn { create: 0, dismiss: 0, wake: Some(Duration::from_secs(1)) });
         assert_eq!(at(60), Plan::End(End::TimedOut));
+    }
+
+    #[test]
+    fn a_run_with_more_files_than_it_may_have_is_stopped_while_listing_or_after() {
+        let limits = Limits { max_files: Some(10), ..limits(json!({})) };
+        assert!(matches!(plan(&stats(10, 0, 0, 0), &limits, 0), Plan::GoOn { .. }));
+        assert_eq!(plan(&stats(11, 0, 0, 0), &limits, 0), Plan::End(End::TooManyFiles));
+        let listing = Stats { listing: Listing::UpTo("k".to_owned()), ..stats(11, 0, 0, 0) };
+        assert_eq!(plan(&listing, &limits, 0), Plan::End(End::TooManyFiles));
+        assert!(End::TooManyFiles.is_abort(), "what is queued is given up");
+        assert_eq!(
+            plan(&stats(0, 0, 11, 0), &limits, 0),
+            Plan::End(End::Completed),
+            "nothing is left to stop"
+        );
     }
 
     #[test]

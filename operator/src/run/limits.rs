@@ -23,6 +23,8 @@ pub struct Limits {
     pub non_retryable: Vec<i32>,
     /// How many files may fail.
     pub max_failed: Option<FailureLimit>,
+    /// How many files it may have, by the operator's settings.
+    pub max_files: Option<u64>,
 }
 
 impl Limits {
@@ -58,6 +60,7 @@ impl Limits {
                 None => None,
                 Some(limit) => Some(FailureLimit::parse(limit)?),
             },
+            max_files: None,
         })
     }
 

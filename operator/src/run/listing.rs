@@ -44,7 +44,7 @@ impl ListingTask {
                 skipped.add(page.skipped);
                 ctx.world.touch(&uid);
             };
-            let bounds = Bounds { turns: &ctx.turns };
+            let bounds = Bounds { turns: &ctx.turns, max_files: ctx.settings.max_files };
             let listed = list_into(&queue, &lister, from, bounds, progress).await;
             let (_, skipped) = so_far.into_inner().unwrap_or_else(PoisonError::into_inner);
             if skipped.files > 0 {
@@ -99,7 +99,8 @@ fn obstacle(error: &ListingError) -> Obstacle {
         ListingError::Enqueue(queue::Error::Page { .. }) => Reason::ListingFailed,
         ListingError::Enqueue(_) | ListingError::Count(_) => Reason::QueueUnavailable,
         ListingError::List { source: storage::StorageError::NoAccess(_), .. } => Reason::CredentialsInvalid,
-        ListingError::List { .. } => Reason::ListingFailed,
+        // The run ends for that reason in its next pass.
+        ListingError::List { .. } | ListingError::TooMany { .. } => Reason::ListingFailed,
     };
     reason.because(chain(error))
 }

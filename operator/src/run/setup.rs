@@ -42,6 +42,7 @@ pub fn run_id(run: &PipelineRun) -> Result<RunId, Stop> {
 pub fn limits(ctx: &Context, run: &PipelineRun) -> Result<Limits, Stop> {
     refuse(Reason::InvalidSpec, run.validate(&Rules { endpoints: ctx.endpoints(), ..Rules::default() }))?;
     Limits::parse(&run.spec.execution, ctx.settings.keep_results)
+        .map(|limits| Limits { max_files: ctx.settings.max_files, ..limits })
         .ok_or_else(|| Reason::InvalidSpec.because("spec.execution cannot be read").into())
 }
 
