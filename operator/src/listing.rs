@@ -63,75 +63,79 @@ pub async fn list_into(
 ) -> Result<u64, ListingError> {
     let mut from = from;
     while let Listing::UpTo(after) = from {
-        let turn = bounds.turns.next().await;
-        from = take_turn(turn, queue, lister, after, bounds.max_files, &progress).await?;
+        let mut turn = bounds.turns.next().await;
+        let listed = turn.ask(lister.page(&after)).await.map_err(failed_after(&after))?;
+        let task = Task { queue, lister, max_files: bounds.max_files, progress: &progress };
+        from = task.take(turn, Held::new(after, listed)).await?;
     }
     Ok(queue.stats().await.map_err(ListingError::Count)?.total)
 }
 
-/// Adds a page, and those after it for as long as no other listing waits: then the next page is asked for while one is
-/// being added. At most two pages are in memory, however large the bucket. Returns where the listing is.
-async fn take_turn(
-    mut turn: Turn<'_>,
-    queue: &RunQueue,
-    lister: &Lister,
-    mut after: String,
-    max_files: Option<u64>,
-    progress: &impl Fn(Progress),
-) -> Result<Listing, ListingError> {
-    let mut listed = turn.ask(lister.page(&after)).await.map_err(failed_after(&after))?;
-    loop {
-        let (page, skipped, _room) = page_of(after, listed);
-        let next = page.next.as_deref();
-        let ahead = next.and_then(|next| turn.room_ahead().map(|room| (next, room)));
-        let look_ahead = async {
-            // A failure ahead must not keep this page from being added.
-            Ok(match ahead {
-                Some((next, room)) => Some(turn.ask_with(room, lister.page(next)).await),
-                None => None,
-            })
-        };
-        // The request first: the service works on it while the page is written to Valkey.
-        let (ahead, from) =
-            tokio::try_join!(biased; look_ahead, add_page(queue, &page, skipped, max_files, progress))?;
-        match (from, ahead) {
-            // Of use unless another listing of this run has gone further.
-            (Listing::UpTo(cursor), Some(ahead)) if Some(cursor.as_str()) == next => {
-                listed = ahead.map_err(failed_after(&cursor))?;
-                after = cursor;
-            }
-            (from, _) => return Ok(from),
-        }
+/// A page that is to be added, and its room in memory until it is.
+struct Held<'a> {
+    page: Page,
+    skipped: Skipped,
+    _room: Room<'a>,
+}
+
+impl<'a> Held<'a> {
+    fn new(after: String, (listed, room): (ListedPage, Room<'a>)) -> Self {
+        let ListedPage { files, skipped, next } = listed;
+        let file = |ListedFile { key, size, etag }| File { key, size, etag };
+        let page = Page { after, next, files: files.into_iter().map(file).collect() };
+        Self { page, skipped, _room: room }
     }
 }
 
-/// Adds a page to the queue, and reports it. Returns where the listing is.
-async fn add_page(
-    queue: &RunQueue,
-    page: &Page,
-    skipped: Skipped,
+struct Task<'t, P> {
+    queue: &'t RunQueue,
+    lister: &'t Lister,
     max_files: Option<u64>,
-    progress: &impl Fn(Progress),
-) -> Result<Listing, ListingError> {
-    match queue.enqueue(page).await.map_err(ListingError::Enqueue)? {
-        Enqueued::Added { total } => {
-            progress(Progress { total, skipped });
-            if let Some(max) = max_files.filter(|max| total > *max) {
-                return Err(ListingError::TooMany { listed: total, max });
+    progress: &'t P,
+}
+
+impl<P: Fn(Progress)> Task<'_, P> {
+    /// Adds a page, and those after it for as long as no other listing waits: then the next page is asked for while one is
+    /// being added. At most two pages are in memory, however large the bucket. Returns where the listing is.
+    async fn take<'a>(&self, mut turn: Turn<'a>, mut held: Held<'a>) -> Result<Listing, ListingError> {
+        loop {
+            let next = held.page.next.as_deref();
+            let ahead = next.and_then(|next| turn.room_ahead().map(|room| (next, room)));
+            let look_ahead = async {
+                // A failure ahead must not keep this page from being added.
+                Ok(match ahead {
+                    Some((next, room)) => Some(turn.ask_with(room, self.lister.page(next)).await),
+                    None => None,
+                })
+            };
+            // The request first: the service works on it while the page is written to Valkey.
+            let (ahead, from) = tokio::try_join!(biased; look_ahead, self.add(&held))?;
+            match (from, ahead) {
+                // Of use unless another listing of this run has gone further.
+                (Listing::UpTo(cursor), Some(ahead)) if Some(cursor.as_str()) == next => {
+                    let listed = ahead.map_err(failed_after(&cursor))?;
+                    held = Held::new(cursor, listed);
+                }
+                (from, _) => return Ok(from),
             }
-            Ok(page.next.clone().map_or(Listing::Complete, Listing::UpTo))
         }
-        Enqueued::Superseded(listing) => Ok(listing),
+    }
+
+    /// Adds a page to the queue, and reports it. Returns where the listing is.
+    async fn add(&self, Held { page, skipped, .. }: &Held<'_>) -> Result<Listing, ListingError> {
+        match self.queue.enqueue(page).await.map_err(ListingError::Enqueue)? {
+            Enqueued::Added { total } => {
+                (self.progress)(Progress { total, skipped: skipped.clone() });
+                if let Some(max) = self.max_files.filter(|max| total > *max) {
+                    return Err(ListingError::TooMany { listed: total, max });
+                }
+                Ok(page.next.clone().map_or(Listing::Complete, Listing::UpTo))
+            }
+            Enqueued::Superseded(listing) => Ok(listing),
+        }
     }
 }
 
 fn failed_after(after: &str) -> impl FnOnce(StorageError) -> ListingError {
     move |source| ListingError::List { after: after.to_owned(), source }
-}
-
-/// A page as the queue takes it. Its room in memory is given back when it is in the queue.
-fn page_of(after: String, (listed, room): (ListedPage, Room<'_>)) -> (Page, Skipped, Room<'_>) {
-    let ListedPage { files, skipped, next } = listed;
-    let file = |ListedFile { key, size, etag }| File { key, size, etag };
-    (Page { after, next, files: files.into_iter().map(file).collect() }, skipped, room)
 }
