@@ -9,6 +9,8 @@ use crds::rules::parse_duration;
 use ipnet::IpNet;
 use queue::Server;
 
+use crate::run::RunSettings;
+
 /// Runs PipelineRuns: lists the bucket, queues one message per file, creates one Job per run, and accounts for every file.
 ///
 /// Several replicas are safe: one leads, by a Lease, and the others wait. It reads KUBECONFIG, or the service account of its pod.
@@ -71,9 +73,9 @@ pub struct Args {
     /// How long dead letters and counters of a finished run are kept in Valkey
     #[arg(long, env = "DETAILS_RETENTION", default_value = "168h", value_parser = duration, help_heading = "Retention")]
     details_retention: Duration,
-    /// How long a finished run is remembered, so that it is not executed again; for ever when left out
-    #[arg(long, env = "LEDGER_RETENTION", value_parser = duration, help_heading = "Retention")]
-    ledger_retention: Option<Duration>,
+    /// How long a finished run is remembered after its PipelineRun was last seen, so that it is not executed again
+    #[arg(long, env = "LEDGER_RETENTION", default_value = "2160h", value_parser = duration, help_heading = "Retention")]
+    ledger_retention: Duration,
     /// How many outcomes of files are kept in Valkey for each run, the newest ones, for programs that read them
     #[arg(long, env = "KEEP_RESULTS", default_value_t = 0, help_heading = "Retention")]
     keep_results: u32,
@@ -84,6 +86,24 @@ pub struct Args {
     /// How many runs are worked on at the same instant
     #[arg(long, env = "CONCURRENCY", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Operation")]
     concurrency: u16,
+    /// How many listings ask for a page of their bucket or queue one at the same instant; the others wait for their turn
+    // Valkey queues about a hundred pages a second: with eight, a call waits for at most seven others, far less than its timeout.
+    #[arg(long, env = "MAX_LISTINGS", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Operation")]
+    max_listings: u16,
+    /// How many files a run may have before it is stopped (TooManyFiles), as a safety net against a wrong prefix; 0 for any number
+    #[arg(long, env = "MAX_FILES", default_value_t = 0, help_heading = "Operation")]
+    max_files: u64,
+    /// How many files of a run may wait in Valkey: the listing pauses beyond it, and goes on below half of it
+    // About 30 MiB of Valkey's memory for one run, and enough files to keep thousands of pods busy meanwhile.
+    #[arg(long, env = "QUEUE_HIGH_WATER", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1_000..), help_heading = "Operation")]
+    queue_high_water: u64,
+    /// How many dead letters a run may have before it is stopped (TooManyFailures)
+    // With reasons of half a kilobyte they must fit into the Valkey that ships.
+    #[arg(long, env = "MAX_DEAD_LETTERS", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Operation")]
+    max_dead_letters: u64,
+    /// How many disruptions in a row (a drained node, say) cost a file nothing; the next one is charged as an attempt
+    #[arg(long, env = "MAX_DISRUPTIONS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Worker pods")]
+    max_disruptions: u32,
     /// Whether a Lease decides which replica works
     #[arg(long, env = "LEADER_ELECTION", default_value_t = true, action = clap::ArgAction::Set, help_heading = "Operation")]
     leader_election: bool,
@@ -146,6 +166,10 @@ pub struct Settings {
     pub namespaces: Vec<String>,
     /// Runs that are worked on at the same instant.
     pub concurrency: usize,
+    /// Listings that ask for a page or queue one at the same instant.
+    pub max_listings: usize,
+    /// Files of a run that may wait in Valkey.
+    pub queue_high_water: u64,
     /// Whether a Lease decides which replica works.
     pub leader_election: bool,
     /// Namespace of the operator itself.
@@ -213,12 +237,18 @@ impl Args {
                 keep_results: self.keep_results,
                 max_disruptions: self.max_disruptions,
                 max_dead_letters: self.max_dead_letters,
+                max_files: Some(self.max_files).filter(|max| *max > 0),
             },
             allowed_networks: self.allowed_endpoint_networks,
             allowed_hosts: self.allowed_endpoint_hosts,
-            retention: queue::Retention { details: self.details_retention, ledger: self.ledger_retention },
+            retention: queue::Retention {
+                details: self.details_retention,
+                ledger: Some(self.ledger_retention),
+            },
             namespaces: self.namespaces.into_iter().filter(|name| !name.is_empty()).collect(),
             concurrency: usize::from(self.concurrency),
+            max_listings: usize::from(self.max_listings),
+            queue_high_water: self.queue_high_water,
             leader_election: self.leader_election,
             operator_namespace: self.operator_namespace,
             identity: filled(self.identity).unwrap_or_else(own_name),

@@ -16,6 +16,7 @@ use crate::budget;
 use crate::fair::Permits;
 use crate::metrics::Metrics;
 use crate::names::MANAGER;
+use crate::turns::Turns;
 use crate::world::World;
 
 /// Bytes of an event's note that the API server takes.
@@ -35,6 +36,8 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// As many passes run at once, shared between namespaces.
     pub passes: Permits,
+    /// As many listings ask for pages or add them at once.
+    pub turns: Turns,
     recorder: Recorder,
 }
 
@@ -50,7 +53,8 @@ impl Context {
         let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(settings.identity.clone()) };
         let recorder = Recorder::new(client.clone(), reporter);
         let passes = Permits::new(settings.concurrency);
-        Self { client, valkey, settings, world, metrics, passes, recorder }
+        let turns = Turns::new(settings.max_listings);
+        Self { client, valkey, settings, world, metrics, passes, turns, recorder }
     }
 
     /// Objects of a kind in the run's namespace.

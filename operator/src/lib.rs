@@ -17,6 +17,7 @@ pub mod rights;
 mod run;
 pub mod server;
 mod supervisor;
+pub mod turns;
 mod watches;
 mod world;
 

@@ -61,6 +61,7 @@ pub struct Metrics {
     pods_deleted: Counter,
     listing_pages: Counter,
     listing_files: Counter,
+    files_skipped: Counter,
     settle_latency: Histogram,
     valkey_errors: Family<ErrorLabel, Counter>,
     kubernetes_requests: Counter,
@@ -147,6 +148,8 @@ impl Metrics {
         let pods_deleted = add.plain("pods_deleted", "Pods that were deleted");
         let listing_pages = add.plain("listing_pages", "Pages of buckets that were listed and queued");
         let listing_files = add.plain("listing_files", "Files that were listed and queued");
+        let files_skipped =
+            add.plain("files_skipped", "Files that were not queued, because their key or etag is too long");
         let settle_latency = add.seconds(
             "settle_latency",
             "Time from when a pod was seen to have finished until its file was settled",
@@ -170,6 +173,7 @@ impl Metrics {
             pods_deleted,
             listing_pages,
             listing_files,
+            files_skipped,
             settle_latency,
             valkey_errors,
             kubernetes_requests,
@@ -237,10 +241,11 @@ impl Metrics {
         self.pods_deleted.inc();
     }
 
-    /// A page was listed and queued.
-    pub fn page_listed(&self, files: u64) {
+    /// A page was listed, and its files queued but for those that were skipped.
+    pub fn page_listed(&self, files: u64, skipped: u64) {
         self.listing_pages.inc();
         self.listing_files.inc_by(files);
+        self.files_skipped.inc_by(skipped);
     }
 
     /// A file was settled this long after its pod was seen to have finished.
@@ -344,7 +349,7 @@ mod tests {
         metrics.pod_created();
         metrics.pod_deleted();
         metrics.set_degraded("ImagePullFailed", 1);
-        metrics.page_listed(1_000);
+        metrics.page_listed(1_000, 2);
         metrics.settled_after(Duration::from_secs(2));
         metrics.valkey_failed("Unavailable");
         metrics.set_leader(true);
@@ -366,6 +371,7 @@ mod tests {
             "openfilter_runs_degraded{reason=\"ImagePullFailed\"} 1",
             "openfilter_listing_pages_total 1",
             "openfilter_listing_files_total 1000",
+            "openfilter_files_skipped_total 2",
             "openfilter_settle_latency_seconds_sum 2.0",
             "openfilter_valkey_errors_total{error=\"Unavailable\"} 1",
             "openfilter_leader 1",

@@ -12,6 +12,7 @@ mod key;
 mod keys;
 mod limit;
 mod lister;
+mod page;
 mod retry;
 mod selection;
 
@@ -20,5 +21,6 @@ pub use endpoint::{EndpointError, parse_endpoint};
 pub use error::{StorageError, chain, has};
 pub use guard::AddressGuard;
 pub use keys::{Keys, Secret};
-pub use lister::{ListedFile, ListedPage, Lister, PAGE_MAX};
+pub use lister::{Lister, PAGE_BYTES_MAX};
+pub use page::{ETAG_BYTES_MAX, KEY_BYTES_MAX, ListedFile, ListedPage, PAGE_MAX, Skipped};
 pub use selection::{Selection, SelectionError};

@@ -21,7 +21,8 @@ use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use operator::listing::list_into;
+use operator::listing::{Bounds, list_into};
+use operator::turns::Turns;
 use protocol::RunId;
 use queue::{Connection, File, Listing, Opened, Page, RunQueue};
 use storage::{Lister, Selection};
@@ -123,7 +124,7 @@ impl Measured {
 }
 
 async fn measure(connection: &Connection, lister: &Lister, files: u64, rounds: u32) -> Measured {
-    let [listed, queued, both] = [Duration::MAX; 3];
+    let ([listed, queued, both], turns) = ([Duration::MAX; 3], Turns::new(8));
     let mut measured = Measured { files, listed, queued, both, growth: 0 };
     for round in 0..rounds {
         eprintln!("{files} files, round {} of {rounds}", round + 1);
@@ -136,8 +137,9 @@ async fn measure(connection: &Connection, lister: &Lister, files: u64, rounds: u
         // Makes the high-water mark what it is now.
         fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = memory("VmRSS:");
+        let bounds = Bounds { turns: &turns, max_files: None, high_water: u64::MAX };
         let start = Instant::now();
-        let total = list_into(&queue, lister, Listing::UpTo(String::new()), |_| ()).await.unwrap();
+        let total = list_into(&queue, lister, Listing::UpTo(String::new()), bounds, |_| ()).await.unwrap();
         measured.both = measured.both.min(start.elapsed());
         measured.growth = measured.growth.max(memory("VmHWM:").saturating_sub(before));
         assert_eq!(total, files);

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use operator::listing::{ListingError, list_into};
+use operator::listing::{Bounds, ListingError, Progress, list_into};
+use operator::turns::Turns;
 use protocol::RunId;
 use queue::{File, Listing, Opened, RunQueue};
 use redis::streams::StreamRangeReply;
 use storage::{Lister, Selection, StorageError};
 use testbed::{Fault, FaultyS3, Rule};
+use tests::fake::{Fake, listed_page, parameter};
 use tests::s3::{TestS3, escape};
 use tests::valkey::{Flavor, KEEP, TestServer, owner};
 
@@ -22,6 +24,7 @@ struct Bench {
     valkey: TestServer,
     s3: TestS3,
     queue: RunQueue,
+    turns: Turns,
 }
 
 impl Bench {
@@ -34,12 +37,16 @@ impl Bench {
         });
         stream::iter(puts).buffer_unordered(8).collect::<()>().await;
         let queue = open(&valkey, &RunId::derive("team-a", "monday").unwrap()).await;
-        Self { valkey, s3, queue }
+        Self { valkey, s3, queue, turns: Turns::new(8) }
     }
 
     async fn lister(&self, url: &str) -> Lister {
         let bucket = tests::s3::bucket(url, BUCKET);
         Lister::new(&bucket, "", Selection::new("", &[], &["**/*.tmp".to_owned()]).unwrap()).await
+    }
+
+    fn bounds(&self) -> Bounds<'_> {
+        Bounds { turns: &self.turns, max_files: None, high_water: u64::MAX }
     }
 
     async fn listed(&self) -> Listing {
@@ -48,7 +55,7 @@ impl Bench {
 
     /// Lists from where the queue says.
     async fn list(&self, lister: &Lister) -> Result<u64, ListingError> {
-        list_into(&self.queue, lister, self.listed().await, |_| ()).await
+        list_into(&self.queue, lister, self.listed().await, self.bounds(), |_| ()).await
     }
 
     /// How often each key is in the queue.
@@ -92,8 +99,9 @@ async fn every_file_is_queued_as_it_is_listed_and_progress_is_told() {
     bench.s3.client.put(BUCKET, "out/left.tmp", "x").await.unwrap();
     let lister = bench.lister(&bench.s3.url).await;
     let told = RefCell::new(Vec::new());
-    let progress = |total| told.borrow_mut().push(total);
-    let total = list_into(&bench.queue, &lister, bench.listed().await, progress).await.unwrap();
+    let progress = |page: Progress| told.borrow_mut().push(page.total);
+    let total =
+        list_into(&bench.queue, &lister, bench.listed().await, bench.bounds(), progress).await.unwrap();
     assert_eq!((total, told.into_inner()), (FILES as u64, vec![1_000, 2_000, FILES as u64]));
     bench.assert_every_file_once().await;
     // What a worker gets is what was listed.
@@ -118,6 +126,45 @@ async fn an_empty_bucket_is_listed_to_its_end() {
     assert_eq!(bench.listed().await, Listing::Complete);
 }
 
+#[tokio::test]
+async fn files_that_no_run_can_process_are_reported_and_the_others_are_queued() {
+    let bench = Bench::start(0).await;
+    let server = Fake::start(|request| match parameter(request, "start-after").as_str() {
+        "" => listed_page(Some("more"), &["a".to_owned(), "b".repeat(2_000), "c".to_owned()]),
+        _ => listed_page(None, &["d".repeat(3_000), "e".to_owned()]),
+    })
+    .await;
+    let lister = bench.lister(&format!("http://{}", server.address)).await;
+    let reported = RefCell::new(Vec::new());
+    let progress = |page: Progress| reported.borrow_mut().push((page.total, page.skipped.files));
+    list_into(&bench.queue, &lister, bench.listed().await, bench.bounds(), progress).await.unwrap();
+    assert_eq!(reported.into_inner(), [(2, 1), (3, 1)]);
+    assert_eq!(bench.queued().await.into_keys().collect::<Vec<_>>(), ["a", "c", "e"]);
+}
+
+#[tokio::test]
+async fn a_bucket_with_more_files_than_a_run_may_have_is_not_listed_to_its_end() {
+    let mut bench = Bench::start(0).await;
+    let server = Fake::start(|request| {
+        let after = parameter(request, "start-after");
+        let keys: Vec<String> = (b'a'..=b'z').map(|key| char::from(key).to_string()).collect();
+        let page: Vec<&String> = keys.iter().filter(|key| **key > after).take(2).collect();
+        listed_page(Some("more").filter(|_| page.last() != keys.last().as_ref()), &page)
+    })
+    .await;
+    let lister = bench.lister(&format!("http://{}", server.address)).await;
+    for (max, total) in [(3, 4), (25, 26)] {
+        bench.queue = open(&bench.valkey, &format!("at-most-{max}").parse().unwrap()).await;
+        let bounds = Bounds { max_files: Some(max), ..bench.bounds() };
+        let listed = list_into(&bench.queue, &lister, bench.listed().await, bounds, |_| ()).await;
+        assert!(matches!(listed, Err(ListingError::TooMany { listed, .. }) if listed == total), "{listed:?}");
+        assert_eq!(bench.queue.stats().await.unwrap().total, total, "no page more than it takes");
+    }
+    bench.queue = open(&bench.valkey, &"as-many".parse().unwrap()).await;
+    let bounds = Bounds { max_files: Some(26), ..bench.bounds() };
+    assert_eq!(list_into(&bench.queue, &lister, bench.listed().await, bounds, |_| ()).await.unwrap(), 26);
+}
+
 /// The process dies as soon as a page is in the queue, and another one goes on: after every page.
 #[tokio::test]
 async fn a_crash_at_any_page_is_resumed() {
@@ -131,7 +178,7 @@ async fn a_crash_at_any_page_is_resumed() {
         tokio::select! {
             biased;
             _ = crashed => {}
-            listed = list_into(&bench.queue, &lister, from, progress) => {
+            listed = list_into(&bench.queue, &lister, from, bench.bounds(), progress) => {
                 assert_eq!(listed.unwrap(), expected);
             }
         }
@@ -157,7 +204,7 @@ async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
     let mut bench = Bench::start(FILES).await;
     let lister = bench.lister(&bench.s3.url).await;
     let overtake = async |queue: &RunQueue, after: &str| {
-        let storage::ListedPage { files, next } = lister.page(after).await.unwrap();
+        let storage::ListedPage { files, next, .. } = lister.page(after).await.unwrap();
         let file = |file: storage::ListedFile| File { key: file.key, size: file.size, etag: file.etag };
         let files = files.into_iter().map(file).collect();
         let page = queue::Page { after: after.to_owned(), next: next.clone(), files };
@@ -172,7 +219,9 @@ async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
             after = overtake(&bench.queue, &after).await;
         }
         // As if the queue had been asked before the other one added its pages.
-        let total = list_into(&bench.queue, &lister, Listing::UpTo(String::new()), |_| ()).await.unwrap();
+        let total = list_into(&bench.queue, &lister, Listing::UpTo(String::new()), bench.bounds(), |_| ())
+            .await
+            .unwrap();
         assert_eq!(total, FILES as u64);
         bench.assert_every_file_once().await;
     }
@@ -199,6 +248,6 @@ async fn a_queue_that_is_away_stops_the_listing_and_loses_nothing() {
     let lister = bench.lister(&bench.s3.url).await;
     let from = bench.listed().await;
     bench.valkey.kill();
-    let error = list_into(&bench.queue, &lister, from, |_| ()).await.unwrap_err();
+    let error = list_into(&bench.queue, &lister, from, bench.bounds(), |_| ()).await.unwrap_err();
     assert!(matches!(error, ListingError::Enqueue(queue::Error::Unavailable { .. })), "{error:?}");
 }

@@ -6,4 +6,5 @@ mod lease_api;
 mod listing;
 mod process;
 mod server;
+mod turns;
 mod watches;

@@ -146,3 +146,35 @@ pub fn object(content: &[u8], etag: &str) -> Response<Full<Bytes>> {
     let body = Full::new(Bytes::copy_from_slice(content));
     Response::builder().header("etag", etag).body(body).unwrap()
 }
+
+/// A page of a listing, with keys that are not encoded; the last one, unless it has a continuation token.
+pub fn listed_page(token: Option<&str>, keys: &[impl AsRef<str>]) -> Response<Full<Bytes>> {
+    let more = token.is_some();
+    let token = token.map(|token| format!("<NextContinuationToken>{token}</NextContinuationToken>"));
+    let object =
+        |key: &str| format!("<Contents><Key>{key}</Key><Size>7</Size><ETag>&quot;e&quot;</ETag></Contents>");
+    let contents: String = keys.iter().map(|key| object(key.as_ref())).collect();
+    xml(&format!(
+        "<ListBucketResult><IsTruncated>{more}</IsTruncated>{}{contents}</ListBucketResult>",
+        token.unwrap_or_default()
+    ))
+}
+
+/// An answer in XML.
+pub fn xml(text: &str) -> Response<Full<Bytes>> {
+    let body = Full::new(Bytes::copy_from_slice(text.as_bytes()));
+    Response::builder().header("content-type", "application/xml").body(body).unwrap()
+}
+
+/// A parameter of a request's query, decoded; empty if there is none.
+pub fn parameter(request: &Request<Bytes>, name: &str) -> String {
+    let parts = request.uri().query().unwrap_or_default().split('&');
+    let mut values = parts.filter_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+    let mut sent = values.next().unwrap_or_default().bytes();
+    let mut text = Vec::new();
+    while let Some(byte) = sent.next() {
+        let digits = (byte == b'%').then(|| String::from_utf8(sent.by_ref().take(2).collect()).unwrap());
+        text.push(digits.map_or(byte, |digits| u8::from_str_radix(&digits, 16).unwrap()));
+    }
+    String::from_utf8(text).unwrap()
+}

@@ -7,3 +7,4 @@ mod endpoints;
 mod guard;
 mod harness;
 mod listing;
+mod pages;

@@ -59,6 +59,8 @@ pub enum End {
     TimedOut,
     /// So many files failed that the run stops early.
     TooManyFailures,
+    /// The bucket has more files than a run may have.
+    TooManyFiles,
     /// It was being ended when the operator crashed, and how is written down in Valkey.
     Aborted,
 }
@@ -67,7 +69,7 @@ impl End {
     /// Whether files that are not settled are given up.
     pub fn is_abort(self) -> bool {
         match self {
-            Self::TimedOut | Self::TooManyFailures | Self::Aborted => true,
+            Self::TimedOut | Self::TooManyFailures | Self::TooManyFiles | Self::Aborted => true,
             Self::Completed | Self::FilesFailed | Self::NoFilesFound => false,
         }
     }
@@ -105,6 +107,9 @@ fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
     }
     if limits.timeout.is_some_and(|timeout| age >= timeout) {
         return Some(End::TimedOut);
+    }
+    if limits.max_files.is_some_and(|max| stats.total > max) {
+        return Some(End::TooManyFiles);
     }
     let too_many = limits.too_many_dead_letters(stats.failed)
         // A share of the files means nothing before some of them are listed and the first may be processed.
@@ -240,17 +245,33 @@ mod tests {
     #[test]
     fn dead_letters_are_bounded_and_a_count_applies_before_all_files_are_known() {
         let none = Limits { max_dead_letters: 2, ..limits(json!({})) };
-        let listing = |failed, started| Stats {
-            listing: Listing::UpTo("k".into()),
-            started,
-            ..stats(5, 1, 0, failed)
-        };
+        let listing =
+            |failed, started| Stats { listing: Listing::UpTo("k".into()), started, ..stats(5, 1, 0, failed) };
         assert!(matches!(plan(&listing(2, true), &none, 1), Plan::GoOn { .. }));
         assert_eq!(plan(&listing(3, true), &none, 1), Plan::End(End::TooManyFailures));
         let one = limits(json!({"maxFailedFiles": 1}));
         assert_eq!(plan(&listing(2, true), &one, 1), Plan::End(End::TooManyFailures));
         let share = limits(json!({"maxFailedFiles": "10%"}));
-        assert_eq!(plan(&listing(2, true), &share, 1), Plan::End(End::TooManyFailures), "of those listed so far");
+        assert_eq!(
+            plan(&listing(2, true), &share, 1),
+            Plan::End(End::TooManyFailures),
+            "of those listed so far"
+        );
+    }
+
+    #[test]
+    fn a_run_with_more_files_than_it_may_have_is_stopped_while_listing_or_after() {
+        let limits = Limits { max_files: Some(10), ..limits(json!({})) };
+        assert!(matches!(plan(&stats(10, 0, 0, 0), &limits, 0), Plan::GoOn { .. }));
+        assert_eq!(plan(&stats(11, 0, 0, 0), &limits, 0), Plan::End(End::TooManyFiles));
+        let listing = Stats { listing: Listing::UpTo("k".to_owned()), ..stats(11, 0, 0, 0) };
+        assert_eq!(plan(&listing, &limits, 0), Plan::End(End::TooManyFiles));
+        assert!(End::TooManyFiles.is_abort(), "what is queued is given up");
+        assert_eq!(
+            plan(&stats(0, 0, 11, 0), &limits, 0),
+            Plan::End(End::Completed),
+            "nothing is left to stop"
+        );
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub struct Limits {
     pub max_failed: Option<FailureLimit>,
     /// How many dead letters a run may have: each takes memory of Valkey.
     pub max_dead_letters: u64,
+    /// How many files a run may have; any number when absent.
+    pub max_files: Option<u64>,
 }
 
 /// What the operator's settings say about every run.
@@ -36,12 +38,14 @@ pub struct RunSettings {
     pub max_disruptions: u32,
     /// Dead letters of a run before it ends.
     pub max_dead_letters: u64,
+    /// Files of a run before it ends; any number when absent.
+    pub max_files: Option<u64>,
 }
 
 impl Limits {
     /// Parses. `None` if a field cannot be read, which validation has refused before.
     pub fn parse(execution: &Execution, settings: RunSettings) -> Option<Self> {
-        let RunSettings { keep_results, max_disruptions, max_dead_letters } = settings;
+        let RunSettings { keep_results, max_disruptions, max_dead_letters, max_files } = settings;
         let Execution {
             parallelism,
             max_attempts,
@@ -74,6 +78,7 @@ impl Limits {
                 Some(limit) => Some(FailureLimit::parse(limit)?),
             },
             max_dead_letters,
+            max_files,
         })
     }
 
@@ -101,7 +106,7 @@ impl Limits {
 impl RunSettings {
     /// The defaults.
     pub fn for_tests() -> Self {
-        Self { keep_results: 0, max_disruptions: 10, max_dead_letters: 50_000 }
+        Self { keep_results: 0, max_disruptions: 10, max_dead_letters: 50_000, max_files: None }
     }
 }
 

@@ -72,7 +72,8 @@ impl Pass<'_> {
     /// Follows the task that lists, or starts it again; returns how long it still waits after a failure.
     async fn follow_listing(&mut self, prepared: &Prepared, stats: &Stats) -> Result<Option<Duration>, Stop> {
         if self.memory.listing.is_repeated {
-            let message = "Valkey has lost the queue of this run, or a part of it: the bucket is listed again";
+            let message =
+                "Valkey has lost the queue of this run, or a part of it: the bucket is listed again";
             self.report.obstacle = Some(Reason::QueueLost.because(message));
         }
         if self.memory.listing.task.as_ref().is_some_and(|task| !task.has_ended()) {
@@ -111,7 +112,8 @@ impl Pass<'_> {
         let selection = Selection::new(prefix, include, exclude)
             .map_err(|error| Reason::PipelineInvalid.because(format!("include or exclude: {error}")))?;
         let lister = Lister::new(&bucket, prefix, selection).await;
-        self.memory.listing.task = Some(ListingTask::start(self.ctx, self.uid, queue.clone(), lister, stats));
+        self.memory.listing.task =
+            Some(ListingTask::start(self.ctx, self.uid, self.run, queue.clone(), lister, stats));
         Ok(())
     }
 }

@@ -1,16 +1,20 @@
 //! The listing of a run's bucket, as a task of its own: a pass only looks how far it is. A listing of hours delays nobody.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crds::v1alpha1::PipelineRun;
+use kube::ResourceExt;
 use queue::{RunQueue, Stats};
-use storage::Lister;
+use storage::{Lister, Skipped};
 use tokio::task::JoinHandle;
 
 use crate::context::Context;
 use crate::error::{Obstacle, Reason, chain};
-use crate::listing::{ListingError, list_into};
+use crate::listing::{Bounds, ListingError, Progress, list_into};
 use crate::world::Uid;
+
+/// Reason of the event about files that were skipped.
+const FILES_SKIPPED: &str = "FilesSkipped";
 
 /// A listing that is under way, or has ended.
 pub struct ListingTask {
@@ -20,19 +24,40 @@ pub struct ListingTask {
 
 impl ListingTask {
     /// Starts where the queue says that the last one stopped.
-    pub fn start(ctx: &Arc<Context>, uid: &Uid, queue: RunQueue, lister: Lister, from: &Stats) -> Self {
+    pub fn start(
+        ctx: &Arc<Context>,
+        uid: &Uid,
+        run: &PipelineRun,
+        queue: RunQueue,
+        lister: Lister,
+        from: &Stats,
+    ) -> Self {
         let failure = Arc::new(Mutex::new(None));
         let (from, total) = (from.listing.clone(), from.total);
-        let (ctx, uid, told) = (Arc::clone(ctx), Arc::clone(uid), Arc::clone(&failure));
+        let (ctx, uid, run, told) = (Arc::clone(ctx), Arc::clone(uid), run.clone(), Arc::clone(&failure));
         let task = tokio::spawn(async move {
-            let before = AtomicU64::new(total);
-            let progress = |total: u64| {
-                let known = before.swap(total, Ordering::Relaxed);
-                ctx.metrics.page_listed(total.saturating_sub(known));
+            let so_far = Mutex::new((total, Skipped::default()));
+            let progress = |page: Progress| {
+                let (known, skipped) = &mut *lock(&so_far);
+                ctx.metrics.page_listed(page.total.saturating_sub(*known), page.skipped.files);
+                *known = page.total;
+                skipped.add(page.skipped);
                 ctx.world.touch(&uid);
             };
-            if let Err(error) = list_into(&queue, &lister, from, progress).await {
-                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(obstacle(&error));
+            let bounds = Bounds {
+                turns: &ctx.turns,
+                max_files: ctx.settings.runs.max_files,
+                high_water: ctx.settings.queue_high_water,
+            };
+            let listed = list_into(&queue, &lister, from, bounds, progress).await;
+            let (_, skipped) = so_far.into_inner().unwrap_or_else(PoisonError::into_inner);
+            if skipped.files > 0 {
+                let note = in_words(&skipped);
+                tracing::warn!(run = %run.name_any(), namespace = run.namespace(), skipped = skipped.files, note, "files were skipped");
+                ctx.warn(&run, FILES_SKIPPED, note);
+            }
+            if let Err(error) = listed {
+                *lock(&told) = Some(obstacle(&error));
             }
             ctx.world.touch(&uid);
         });
@@ -46,7 +71,7 @@ impl ListingTask {
 
     /// Why it failed, if it did.
     pub fn failure(&self) -> Option<Obstacle> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.failure).clone()
     }
 }
 
@@ -54,6 +79,19 @@ impl Drop for ListingTask {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For the event, of which there is one however many files it is about.
+fn in_words(skipped: &Skipped) -> String {
+    let Skipped { files, example } = skipped;
+    let (files, are) =
+        if *files == 1 { ("1 file".to_owned(), "is") } else { (format!("{files} files"), "are") };
+    let example = example.as_deref().unwrap_or_default();
+    format!("{files} of the bucket {are} not processed, and not counted: {example}")
 }
 
 fn obstacle(error: &ListingError) -> Obstacle {
@@ -65,7 +103,8 @@ fn obstacle(error: &ListingError) -> Obstacle {
         ListingError::Enqueue(queue::Error::Page { .. }) => Reason::ListingFailed,
         ListingError::Enqueue(_) | ListingError::Count(_) => Reason::QueueUnavailable,
         ListingError::List { source: storage::StorageError::NoAccess(_), .. } => Reason::CredentialsInvalid,
-        ListingError::List { .. } => Reason::ListingFailed,
+        // The run ends for that reason in its next pass.
+        ListingError::List { .. } | ListingError::TooMany { .. } => Reason::ListingFailed,
     };
     reason.because(chain(error))
 }
@@ -73,6 +112,17 @@ fn obstacle(error: &ListingError) -> Obstacle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn skipped_files_are_reported_with_their_number_and_an_example() {
+        let example = Some("the key of \"a\"… has 1025 bytes".to_owned());
+        let words = |files| in_words(&Skipped { files, example: example.clone() });
+        assert_eq!(
+            words(1),
+            "1 file of the bucket is not processed, and not counted: the key of \"a\"… has 1025 bytes"
+        );
+        assert!(words(2_000).starts_with("2000 files of the bucket are not"), "{}", words(2_000));
+    }
 
     #[test]
     fn a_page_that_cannot_be_queued_is_not_blamed_on_the_queue() {

@@ -37,6 +37,7 @@ use memory::Memory;
 use pass::{Next, Pass};
 
 pub use cleanup::{NOTES, sweep};
+pub use limits::RunSettings;
 pub use status::obstacle;
 
 /// How often a run has a pass although nothing happened: the safety net under the watches.

@@ -96,10 +96,8 @@ impl Pass<'_> {
     /// All pods of the run. The world learns from the list, too: it may be ahead of the watch.
     pub async fn list_pods(&self) -> Result<ObjectList<Pod>, Error> {
         let api: Api<Pod> = self.ctx.api(self.run);
-        let listed = api
-            .list(&owner::pods(self.run))
-            .await
-            .map_err(Error::kubernetes("list the pods of the run"))?;
+        let listed =
+            api.list(&owner::pods(self.run)).await.map_err(Error::kubernetes("list the pods of the run"))?;
         let namespace = self.run.namespace().unwrap_or_default();
         self.ctx.world.absorb_pods(self.uid, &namespace, &listed);
         Ok(listed)

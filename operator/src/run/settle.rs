@@ -192,8 +192,8 @@ impl Pass<'_> {
         for claim in claims {
             let Some(Ended { judgement, .. }) = ended.get(&claim.consumer) else { continue };
             let reported = judgement.entry.as_ref();
-            let processed = reported.is_none_or(|entry| *entry == claim.entry)
-                && !served.contains_key(&claim.consumer);
+            let processed =
+                reported.is_none_or(|entry| *entry == claim.entry) && !served.contains_key(&claim.consumer);
             let verdict = if processed {
                 served.insert(claim.consumer.clone(), claim.entry.clone());
                 judgement.verdict.clone()

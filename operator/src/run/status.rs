@@ -158,6 +158,12 @@ fn summary(counts: Counts) -> String {
 pub fn end_in_words(outcome: &Outcome, counts: Counts) -> String {
     if outcome.reason == End::NoFilesFound.as_ref() {
         "no file of the bucket matches prefix, include and exclude".to_owned()
+    } else if outcome.reason == End::TooManyFiles.as_ref() {
+        format!(
+            "the run was stopped when {} files were listed, more than --max-files of the operator allows: narrow prefix, include or exclude, or raise the setting; {}",
+            counts.total_files,
+            summary(counts)
+        )
     } else {
         summary(counts)
     }
@@ -351,6 +357,23 @@ mod tests {
         assert!(
             good.conditions.iter().any(|condition| condition.message == "1 of 2 files succeeded, 1 failed")
         );
+    }
+
+    #[test]
+    fn a_run_with_too_many_files_says_how_many_and_what_to_change() {
+        let outcome = Outcome {
+            succeeded: false,
+            reason: End::TooManyFiles.as_ref().to_owned(),
+            start_time: None,
+            completion_time: at(9),
+            job_name: None,
+            recent_failures: Vec::new(),
+        };
+        let counts = Counts { total_files: 2_000, queued: 0, running: 0, succeeded: 0, failed: 2_000 };
+        let words = end_in_words(&outcome, counts);
+        for part in ["2000 files were listed", "--max-files", "prefix, include or exclude", "2000 failed"] {
+            assert!(words.contains(part), "no {part} in {words}");
+        }
     }
 
     #[test]

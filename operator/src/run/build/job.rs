@@ -168,11 +168,15 @@ mod tests {
         let made = pod(&job, &worker, &canaries, "p".to_owned()).spec.unwrap();
         let claimer = &made.init_containers.as_ref().unwrap()[0];
         let value = |name: &str| {
-            let found: Vec<_> = claimer.env.iter().flatten().filter(|variable| variable.name == name).collect();
+            let found: Vec<_> =
+                claimer.env.iter().flatten().filter(|variable| variable.name == name).collect();
             assert_eq!(found.len(), 1, "{name}");
             found[0].value.clone().unwrap()
         };
-        assert_eq!((value("VALKEY_URL"), value("VALKEY_CA_CERTIFICATE")), ("rediss://new:6379".into(), "new".into()));
+        assert_eq!(
+            (value("VALKEY_URL"), value("VALKEY_CA_CERTIFICATE")),
+            ("rediss://new:6379".into(), "new".into())
+        );
         assert_eq!(value("S3_CANARY_KEY"), "cost/$$(HOME).jpg", "kubelet must not expand it");
         assert_eq!(claimer.image.as_deref(), Some("claimer:2"));
         assert_eq!(made.containers[0].image.as_deref(), Some("a:1"));

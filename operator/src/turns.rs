@@ -1,0 +1,205 @@
+//! Turns of listings. However many runs start together, only a few listings ask for a page or add one at a time, and all
+//! their answers and pages fit into a budget: otherwise the operator would run out of memory, and calls of Valkey out of
+//! time. A listing gives its turn back after a page when others wait, so that a small bucket does not wait for a large one.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use storage::{ListedPage, PAGE_BYTES_MAX, StorageError};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// What one request may need: the longest answer, and as much again for what is read from it.
+const ANSWER_KIB: usize = 2 * PAGE_BYTES_MAX / 1_024;
+/// What listings may need together: a quarter of the memory that the operator has as shipped. Slow services have half as
+/// much beside it.
+const KIB_MAX: usize = 128 * 1_024;
+/// Services answer within a second. One that takes longer must not keep listings of other services waiting: it goes on in
+/// the lane of the slow ones.
+const PROMPT: Duration = Duration::from_secs(5);
+
+/// Hands out turns, in the order in which they are asked for.
+#[derive(Debug)]
+pub struct Turns {
+    prompt: Lane,
+    slow: Lane,
+}
+
+/// Turns, and what all who have one may need in memory.
+#[derive(Debug)]
+struct Lane {
+    turns: Semaphore,
+    room: Semaphore,
+    answer_kib: u32,
+}
+
+/// Leave to ask for pages and to add them, until it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    turns: &'a Turns,
+    lane: &'a Lane,
+    permit: Option<SemaphorePermit<'a>>,
+}
+
+/// Memory that is set aside, for an answer or a page, until it is dropped.
+#[derive(Debug)]
+pub struct Room<'a>(Option<SemaphorePermit<'a>>);
+
+impl Turns {
+    /// As many listings at once.
+    pub fn new(listings: usize) -> Self {
+        Self::within(listings, KIB_MAX)
+    }
+
+    fn within(listings: usize, kib: usize) -> Self {
+        Self { prompt: Lane::new(listings, kib), slow: Lane::new(listings / 2, kib / 2) }
+    }
+
+    /// Waits for a turn.
+    pub async fn next(&self) -> Turn<'_> {
+        Turn { turns: self, lane: &self.prompt, permit: self.prompt.turn().await }
+    }
+}
+
+impl Lane {
+    fn new(listings: usize, kib: usize) -> Self {
+        let answer_kib = u32::try_from(ANSWER_KIB.min(kib)).unwrap_or(u32::MAX);
+        Self { turns: Semaphore::new(listings.max(1)), room: Semaphore::new(kib), answer_kib }
+    }
+
+    /// The semaphores are never closed, so there always is one in the end.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turns.acquire().await.ok()
+    }
+
+    async fn room(&self) -> Room<'_> {
+        Room(self.room.acquire_many(self.answer_kib).await.ok())
+    }
+}
+
+impl<'a> Turn<'a> {
+    /// Asks for a page, once there is room for the answer.
+    pub async fn ask(
+        &mut self,
+        request: impl Future<Output = Result<ListedPage, StorageError>>,
+    ) -> Result<(ListedPage, Room<'a>), StorageError> {
+        let room = self.lane.room().await;
+        self.ask_with(room, request).await
+    }
+
+    /// Room for another page, if no other listing waits for it: turns are handed out in order, so that none waits while one
+    /// is free.
+    pub fn room_ahead(&self) -> Option<Room<'a>> {
+        if self.lane.turns.available_permits() == 0 {
+            return None;
+        }
+        self.lane.room.try_acquire_many(self.lane.answer_kib).ok().map(|room| Room(Some(room)))
+    }
+
+    /// Asks for a page that there is room for.
+    pub async fn ask_with(
+        &mut self,
+        room: Room<'a>,
+        request: impl Future<Output = Result<ListedPage, StorageError>>,
+    ) -> Result<(ListedPage, Room<'a>), StorageError> {
+        let mut request = pin!(request);
+        let mut room = room;
+        loop {
+            if let Ok(answer) = tokio::time::timeout(PROMPT, request.as_mut()).await {
+                return answer.map(|page| {
+                    room.shrink_to(page.bytes());
+                    (page, room)
+                });
+            }
+            drop(room);
+            room = self.step_aside().await;
+        }
+    }
+
+    /// Leaves the lane, and goes on when it is its turn among the slow ones. Meanwhile the request rests, and its answer
+    /// stays in the socket.
+    async fn step_aside(&mut self) -> Room<'a> {
+        self.permit = None;
+        self.lane = &self.turns.slow;
+        self.permit = self.lane.turn().await;
+        self.lane.room().await
+    }
+}
+
+impl Room<'_> {
+    /// Gives back what the page does not need.
+    fn shrink_to(&mut self, bytes: usize) {
+        if let Room(Some(permit)) = self {
+            drop(permit.split(permit.num_permits().saturating_sub(bytes.div_ceil(1_024))));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use storage::Skipped;
+
+    fn page() -> ListedPage {
+        ListedPage { files: Vec::new(), skipped: Skipped::default(), next: None }
+    }
+
+    async fn answer_after(seconds: u64) -> Result<ListedPage, StorageError> {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        Ok(page())
+    }
+
+    #[tokio::test]
+    async fn as_many_listings_have_a_turn_as_may_and_the_next_one_waits() {
+        let turns = Turns::new(2);
+        let (one, _two) = (turns.next().await, turns.next().await);
+        assert!(turns.next().now_or_never().is_none());
+        drop(one);
+        assert!(turns.next().now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn answers_share_a_budget_and_a_page_keeps_only_what_it_needs() {
+        let turns = Turns::within(9, 2 * ANSWER_KIB);
+        let (mut one, mut two, mut three) = (turns.next().await, turns.next().await, turns.next().await);
+        let (slow, room) = (one.room_ahead(), two.room_ahead());
+        assert!(slow.is_some() && three.room_ahead().is_none(), "there is room for two answers");
+        assert!(three.ask(answer_after(0)).now_or_never().is_none(), "the third waits");
+        drop(room);
+        let (_page, _room) = two.ask(answer_after(0)).await.unwrap();
+        assert!(three.ask(answer_after(0)).await.is_ok(), "an empty page needs next to nothing");
+        drop(slow);
+        assert!(one.ask(answer_after(0)).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_listing_looks_ahead_only_while_a_turn_is_free() {
+        let turns = Turns::new(2);
+        let one = turns.next().await;
+        assert!(one.room_ahead().is_some());
+        let _two = turns.next().await;
+        assert!(one.room_ahead().is_none(), "a third one may wait");
+    }
+
+    /// Services that do not answer wait for each other, not the others for them.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_service_does_not_keep_the_others_waiting() {
+        let turns = Turns::new(2);
+        let started = tokio::time::Instant::now();
+        let prompt = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            for _ in 0..100 {
+                turns.next().await.ask(answer_after(0)).await?;
+            }
+            Ok(started.elapsed())
+        };
+        let slow = futures::future::try_join_all((0..3).map(|_| slow_listing(&turns)));
+        let (_, took) = futures::future::try_join(slow, prompt).await.unwrap();
+        assert!(took < PROMPT * 4, "{took:?}");
+    }
+
+    async fn slow_listing(turns: &Turns) -> Result<(), StorageError> {
+        let mut turn = turns.next().await;
+        turn.ask(answer_after(600)).await.map(|_| ())
+    }
+}
