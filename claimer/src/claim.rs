@@ -76,7 +76,7 @@ pub(crate) async fn claim(settings: &QueueSettings) -> Result<Claim, ClaimError>
             Err(error) => error,
         };
         let (since, limit) = match &source {
-            Error::Unavailable { .. } => (&mut away_since, *unavailable_limit),
+            Error::Unavailable { .. } | Error::Full { .. } => (&mut away_since, *unavailable_limit),
             // A restarted Valkey has forgotten the user; the operator is restoring it.
             Error::Denied { .. } => (&mut refused_since, *denied_limit),
             Error::Closed { .. } => return Err(ClaimError::Closed { source }),

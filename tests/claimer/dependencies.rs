@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use tests::generated::root;
+use tests::root;
 
 #[test]
 fn the_claimer_compiles_neither_the_policy_engine_nor_kubernetes() {

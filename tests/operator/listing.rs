@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use futures::{StreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 use operator::listing::{Bounds, ListingError, Progress, list_into};
 use operator::turns::Turns;
 use protocol::RunId;
@@ -17,6 +17,13 @@ use tests::s3::{TestS3, escape};
 use tests::valkey::{Flavor, KEEP, TestServer, owner};
 
 const BUCKET: &str = "videos";
+const RETRY: queue::RetryPolicy = queue::RetryPolicy {
+    max_attempts: 1,
+    max_disruptions: 1,
+    backoff_initial: Duration::from_secs(1),
+    backoff_max: Duration::from_secs(1),
+    keep_results: 0,
+};
 /// Three pages, the last of which is not full.
 const FILES: usize = 2_345;
 
@@ -163,6 +170,41 @@ async fn a_bucket_with_more_files_than_a_run_may_have_is_not_listed_to_its_end()
     bench.queue = open(&bench.valkey, &"as-many".parse().unwrap()).await;
     let bounds = Bounds { max_files: Some(26), ..bench.bounds() };
     assert_eq!(list_into(&bench.queue, &lister, bench.listed().await, bounds, |_| ()).await.unwrap(), 26);
+}
+
+#[tokio::test]
+async fn a_listing_pauses_at_the_high_water_without_a_turn_and_goes_on_below_half() {
+    let bench = Bench::start(0).await;
+    let server = Fake::start(|request| match parameter(request, "start-after").as_str() {
+        "" => listed_page(Some("more"), &["a", "b", "c", "d"]),
+        "d" => listed_page(None, &["e", "f"]),
+        other => panic!("asked for what follows {other}"),
+    })
+    .await;
+    let lister = bench.lister(&format!("http://{}", server.address)).await;
+    let bounds = Bounds { high_water: 4, ..bench.bounds() };
+    let from = bench.listed().await;
+    let listing = async { list_into(&bench.queue, &lister, from, bounds, |_| ()).await.unwrap() };
+    let drain = async {
+        // Long enough for the first page to be in the queue and the second one to be refused.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(bench.queue.stats().await.unwrap().total, 4, "the second page waits");
+        assert!(bench.turns.next().now_or_never().is_some(), "its turn is free");
+        let keys = bench.queue.keys();
+        for _ in 0..3 {
+            let mut worker =
+                queue::Worker::new(bench.valkey.server(), &keys.work, &keys.group, "pod-1".to_owned());
+            let claim = worker.claim(Duration::from_secs(1)).await.unwrap().unwrap();
+            let done = queue::Settlement {
+                entry: claim.entry,
+                consumer: "pod-1".to_owned(),
+                verdict: queue::Verdict::Succeeded,
+            };
+            bench.queue.settle(&[done], &RETRY).await.unwrap();
+        }
+    };
+    let (total, ()) = tokio::join!(listing, drain);
+    assert_eq!(total, 6);
 }
 
 /// The process dies as soon as a page is in the queue, and another one goes on: after every page.

@@ -10,7 +10,7 @@ use operator::turns::Turns;
 use queue::{Listing, Opened, RunQueue};
 use storage::{Lister, Selection};
 use tests::fake::{Fake, listed_page, parameter};
-use tests::valkey::{Flavor, TestServer};
+use tests::valkey::{Flavor, KEEP, TestServer, owner};
 
 /// Pages that were answered and are not in the queue yet: now, and at most.
 #[derive(Default)]
@@ -52,7 +52,10 @@ async fn lister(server: &Fake) -> Lister {
 }
 
 async fn open(valkey: &TestServer, run: &str) -> RunQueue {
-    match RunQueue::open(&valkey.connect(), &run.parse().unwrap(), "uid-1", "spec-1").await.unwrap() {
+    match RunQueue::open(&valkey.connect(), &run.parse().unwrap(), &owner("uid-1"), "spec-1", &KEEP)
+        .await
+        .unwrap()
+    {
         Opened::Created(queue) => queue,
         _ => panic!("{run} is not new"),
     }
