@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use tokio::sync::{Notify, mpsc};
@@ -16,6 +16,8 @@ use crate::world::Uid;
 
 /// How often deleted runs that are still in Valkey are removed again.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// How often Valkey hears which finished runs still exist: much more often than the shortest useful retention.
+const RENEW_EVERY: Duration = Duration::from_secs(3_600);
 
 /// Wakes the task of each run that something happened to.
 pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<Uid>) {
@@ -63,9 +65,16 @@ pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<U
     }
 }
 
-/// Removes from Valkey what could not be removed when its run was deleted.
+/// Removes from Valkey what could not be removed when its run was deleted, and renews what it remembers of finished runs.
 pub async fn sweep(ctx: Arc<Context>) {
+    let mut renewed: Option<Instant> = None;
     loop {
+        if renewed.is_none_or(|renewed| renewed.elapsed() >= RENEW_EVERY) {
+            match run::renew_ledger(&ctx).await {
+                Ok(()) => renewed = Some(Instant::now()),
+                Err(error) => tracing::debug!(error = chain(&error), "the ledger was not renewed"),
+            }
+        }
         if let Err(error) = run::sweep(&ctx).await {
             tracing::debug!(error = chain(&error), "deleted runs are still in Valkey");
         }

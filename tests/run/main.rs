@@ -6,6 +6,7 @@
     reason = "a suite that cannot go on stops, loudly"
 )]
 
+mod blame;
 mod control;
 mod failures;
 mod harness;

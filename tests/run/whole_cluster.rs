@@ -105,7 +105,7 @@ async fn files_of_a_dead_node_are_processed_elsewhere() {
     let affinity = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference":
         {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [victim]}]}}]}});
     lab.pipeline(json!({"pod": {"affinity": affinity}})).await;
-    lab.run("r", json!({"execution": {"parallelism": 6, "pendingTimeout": "10s", "maxAttempts": 3}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 6, "pendingTimeout": "10s", "maxAttempts": 1}})).await;
     lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 6).await;
     // Each of the six has one of the six files.
     let pods = lab.pods().await;
@@ -115,6 +115,7 @@ async fn files_of_a_dead_node_are_processed_elsewhere() {
     let run = lab.finished("r").await;
     lab.testbed.restart_node(&victim).await.unwrap();
     assert_eq!(counts(&run), (6, 6, 0));
-    assert!(lab.tally("r", "retried").await >= 1, "nobody has noticed");
+    assert!(lab.tally("r", "disrupted").await >= 1, "the node's death went unnoticed");
+    assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
     lab.check_left_nothing(&run).await;
 }

@@ -86,8 +86,7 @@ impl Pass<'_> {
     /// Checked in every pass, and before anything is read: a grant that was revoked has no effect any longer.
     fn check_grants(&self, snapshot: &Snapshot) -> Result<(), Stop> {
         let own = self.run.namespace().unwrap_or_default();
-        let mut others: Vec<String> = snapshot.secrets().into_iter().map(|secret| secret.namespace).collect();
-        others.push(snapshot.namespace.clone());
+        let mut others = snapshot.namespaces();
         others.retain(|namespace| *namespace != own);
         if others.is_empty() {
             return Ok(());

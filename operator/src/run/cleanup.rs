@@ -21,6 +21,7 @@ use super::build::owner;
 use super::build::snapshot::Role;
 use super::pass::{Next, Pass};
 use super::setup;
+use super::status::is_finished;
 use crate::context::Context;
 use crate::error::{Error, chain};
 use crate::names::{self, FINALIZER, MANAGER};
@@ -169,6 +170,14 @@ async fn note(ctx: &Context, uid: &str, stream: Option<&str>) -> Result<(), Erro
             patched.map_err(doing())?;
         }
     }
+    Ok(())
+}
+
+/// Lets the ledger remember finished runs for as long as their PipelineRuns exist: YAML that is still in Git never runs again.
+pub async fn renew_ledger(ctx: &Context) -> Result<(), Error> {
+    let runs = ctx.world.runs();
+    let finished = runs.iter().filter(|run| is_finished(run)).filter_map(|run| setup::run_id(run).ok());
+    RunQueue::seen(&ctx.valkey, &finished.collect::<Vec<_>>(), &ctx.settings.retention).await?;
     Ok(())
 }
 

@@ -35,6 +35,7 @@ impl Pass<'_> {
             start_time,
             job_name: self.report.job_name.clone(),
             recent_failures: self.report.recent_failures.clone().unwrap_or_default(),
+            partly_listed: false,
         };
         let outcome = serde_json::to_string(&outcome).map_err(Error::Json)?;
         let ending = if end.is_abort() { Ending::Abort { reason: end.as_ref() } } else { Ending::Finish };
@@ -55,7 +56,7 @@ impl Pass<'_> {
 
     /// Does all that is to be done once the queue is closed, and reports the end when no pod is left.
     pub async fn finish(&mut self, run_id: &RunId, finished: &Finished) -> Result<Next, Stop> {
-        let outcome = read_outcome(self.run, finished);
+        let outcome = Outcome { partly_listed: !finished.listed, ..read_outcome(self.run, finished) };
         let counts = status::final_counts(&finished.counts);
         self.report.phase = Some(Phase::Running);
         self.report.counts = Some(counts);
@@ -131,6 +132,7 @@ fn read_outcome(run: &PipelineRun, finished: &Finished) -> Outcome {
             completion_time: Time(Timestamp::now()),
             job_name: None,
             recent_failures: Vec::new(),
+            partly_listed: false,
         }
     })
 }

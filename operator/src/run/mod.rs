@@ -36,9 +36,9 @@ use crate::world::Uid;
 use memory::Memory;
 use pass::{Next, Pass};
 
-pub use cleanup::{NOTES, sweep};
+pub use cleanup::{NOTES, renew_ledger, sweep};
 pub use limits::RunSettings;
-pub use status::obstacle;
+pub use status::{is_finished, obstacle};
 
 /// How often a run has a pass although nothing happened: the safety net under the watches.
 pub const RESYNC: Duration = Duration::from_secs(30);

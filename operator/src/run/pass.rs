@@ -204,6 +204,7 @@ fn obstacle_after(error: &Error, memory: &Memory) -> Option<Obstacle> {
 fn obstacle_of(error: &Error, failed_passes: u32) -> Option<Obstacle> {
     match error {
         Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. }) => None,
+        Error::Queue(queue::Error::Full { .. }) => Some(Reason::QueueFull.because(chain(error))),
         Error::Queue(_) => Some(Reason::QueueUnavailable.because(chain(error))),
         Error::NotOurs { .. } => Some(Reason::NameTaken.because(chain(error))),
         Error::Kubernetes { source, .. } => match source.as_ref() {

@@ -29,7 +29,7 @@ impl Pass<'_> {
             return Ok(None);
         }
         if let Some((written, when)) = &self.memory.published
-            && let Some(left) = PUBLISH_EVERY.checked_sub(when.elapsed())
+            && let Some(left) = self.ctx.publish_every().checked_sub(when.elapsed())
             && !is_urgent(written, &status)
         {
             return Ok(Some(left));

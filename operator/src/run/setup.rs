@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use protocol::RunId;
-use queue::{Finished, Opened, RunQueue};
+use queue::{Finished, Opened, RunQueue, WorkerUser};
 
 use super::build::owner;
 use super::build::snapshot::Snapshot;
@@ -58,10 +58,7 @@ impl Pass<'_> {
         if let Some(queue) = &self.memory.queue {
             return Ok(OpenedQueue::Open(Box::new(queue.clone())));
         }
-        let retention = &self.ctx.settings.retention;
-        let opened =
-            RunQueue::open(&self.ctx.valkey, run_id, &self.owner(), &spec_hash(self.run), retention).await?;
-        let queue = match opened {
+        let queue = match self.open_or_take_over(run_id).await? {
             Opened::Created(queue) | Opened::Resumed(queue) => queue,
             Opened::Finished(finished) => return Ok(OpenedQueue::Finished(finished)),
             Opened::Taken { owner, .. } => {
@@ -80,6 +77,25 @@ impl Pass<'_> {
         self.ensure_worker_user(run_id, &queue).await?;
         self.memory.queue = Some(queue.clone());
         Ok(OpenedQueue::Open(Box::new(queue)))
+    }
+
+    /// Opens the queue. A run that was restored from a backup, or deleted and created again while Valkey was unavailable, has
+    /// another UID than the queue knows: it takes its own id back, if no run with the old UID exists.
+    async fn open_or_take_over(&self, run_id: &RunId) -> Result<Opened, Stop> {
+        let (valkey, owner, spec) = (&self.ctx.valkey, self.owner(), spec_hash(self.run));
+        let retention = &self.ctx.settings.retention;
+        let opened = RunQueue::open(valkey, run_id, &owner, &spec, retention).await?;
+        let Opened::Taken { owner: old_uid, namespace, name } = &opened else { return Ok(opened) };
+        let is_same = (namespace.as_ref(), name.as_ref()) == (Some(&owner.namespace), Some(&owner.name));
+        if !is_same
+            || self.ctx.world.view(&old_uid.as_str().into()).is_some()
+            || !RunQueue::take_over(valkey, run_id, old_uid, &owner).await?
+        {
+            return Ok(opened);
+        }
+        tracing::info!(run = %run_id, old_uid, "the run took over its queue from an older UID");
+        WorkerUser::remove(valkey, run_id, old_uid).await?;
+        Ok(RunQueue::open(valkey, run_id, &owner, &spec, retention).await?)
     }
 
     /// The Pipeline of the run: as it was stored, or as it is now, which is then stored.
@@ -118,11 +134,11 @@ impl Pass<'_> {
         let reference = &self.run.spec.pipeline_ref;
         let own = self.run.namespace().unwrap_or_default();
         let namespace = reference.namespace.as_deref().unwrap_or(&own);
-        let grants = self.ctx.world.grants();
+        let grants = self.ctx.world.grants_in(&[namespace.to_owned()]);
         let endpoints = self.ctx.endpoints();
-        let rules = |pipeline| Rules { endpoints, grants: Some(&grants), pipeline, old_run: None };
         // The grant first: without one, a run must not find out whether a Pipeline of another namespace exists.
-        refuse(Reason::InvalidSpec, self.run.validate(&rules(None)))?;
+        let rules = Rules { endpoints, grants: Some(&grants), pipeline: None, old_run: None };
+        refuse(Reason::InvalidSpec, self.run.validate(&rules))?;
         let name = &reference.name;
         let missing = |what: String| Stop::from(Reason::PipelineNotFound.because(what));
         let pipeline = self.ctx.world.pipeline(namespace, name).ok_or_else(|| {
@@ -135,8 +151,10 @@ impl Pass<'_> {
                 "the Pipeline {name:?} in namespace {namespace:?} is being deleted; the run starts when it is created again"
             )));
         }
-        refuse(Reason::PipelineInvalid, pipeline.validate(&rules(None)))?;
-        refuse(Reason::InvalidSpec, self.run.validate(&rules(Some(&pipeline))))?;
+        let grants = self.ctx.world.grants_in(&Snapshot::of(&pipeline).namespaces());
+        let rules = Rules { endpoints, grants: Some(&grants), pipeline: None, old_run: None };
+        refuse(Reason::PipelineInvalid, pipeline.validate(&rules))?;
+        refuse(Reason::InvalidSpec, self.run.validate(&Rules { pipeline: Some(&pipeline), ..rules }))?;
         Ok(pipeline)
     }
 }

@@ -51,6 +51,9 @@ pub struct Outcome {
     /// The newest files that failed for good.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent_failures: Vec<FailedFile>,
+    /// Whether it ended before the whole bucket was listed. The ledger has a field of its own for that.
+    #[serde(skip)]
+    pub partly_listed: bool,
 }
 
 /// Bytes of a condition's message: the API server allows 32 KiB, and nobody reads more than this.
@@ -67,7 +70,7 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         None => report.phase.or(old.phase).unwrap_or_default(),
     };
     // While Valkey does not say how many, those that it said last stay.
-    let listed = report.listed.or(old.listed_files.filter(|_| phase == Phase::Listing));
+    let listed = report.listed.or(old.listed_files.filter(|_| report.counts.is_none() && outcome.is_none()));
     let start_time = outcome
         .and_then(|outcome| outcome.start_time.clone())
         .or(old.start_time)
@@ -81,7 +84,7 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         phase: Some(phase),
         counts,
         listed_files: listed,
-        progress: counts.filter(|_| phase != Phase::Listing).map(progress),
+        progress: counts.filter(|_| phase != Phase::Listing).map(|counts| progress(counts, listed.is_some())),
         job_name: report
             .job_name
             .clone()
@@ -144,8 +147,10 @@ pub fn acknowledged(run: &PipelineRun) -> Option<PipelineRunStatus> {
     Some(status)
 }
 
-fn progress(counts: Counts) -> String {
-    format!("{}/{}", counts.succeeded + counts.failed, counts.total_files)
+/// Settled files of those that are known; a plus means that more are still being listed.
+fn progress(counts: Counts, is_listing: bool) -> String {
+    let more = if is_listing { "+" } else { "" };
+    format!("{}/{}{more}", counts.succeeded + counts.failed, counts.total_files)
 }
 
 /// In words, for conditions, events and the Job.
@@ -162,6 +167,11 @@ pub fn end_in_words(outcome: &Outcome, counts: Counts) -> String {
         format!(
             "the run was stopped when {} files were listed, more than --max-files of the operator allows: narrow prefix, include or exclude, or raise the setting; {}",
             counts.total_files,
+            summary(counts)
+        )
+    } else if outcome.partly_listed {
+        format!(
+            "{}; the run ended before the whole bucket was listed, and files that were not listed are not counted",
             summary(counts)
         )
     } else {
@@ -251,6 +261,9 @@ fn doing(phase: Phase, listed: Option<i64>, counts: Counts) -> String {
         Phase::Listing => {
             format!("the bucket is being listed, {} files so far", listed.unwrap_or_default())
         }
+        Phase::Running if listed.is_some() => {
+            "files are being processed while the bucket is being listed".to_owned()
+        }
         Phase::Running => format!("{} files are being processed", counts.total_files),
         Phase::Suspended => "no new file is started while the run or its Job is suspended".to_owned(),
         Phase::Succeeded | Phase::Failed => summary(counts),
@@ -327,6 +340,23 @@ mod tests {
     }
 
     #[test]
+    fn progress_says_while_more_files_are_being_listed() {
+        let mut run = run();
+        let counts = Counts { total_files: 9, queued: 4, running: 1, succeeded: 3, failed: 1 };
+        let running = Report { phase: Some(Phase::Running), counts: Some(counts), ..Report::default() };
+        let listing = Report { listed: Some(9), ..running.clone() };
+        run.status = Some(build(&run, &listing, &at(0)));
+        assert_eq!(run.status.as_ref().unwrap().progress.as_deref(), Some("4/9+"));
+        let down = build(&run, &Report::default(), &at(1));
+        assert_eq!(
+            down.progress.as_deref(),
+            Some("4/9+"),
+            "while Valkey does not answer, the last word stays"
+        );
+        assert_eq!(build(&run, &running, &at(2)).progress.as_deref(), Some("4/9"));
+    }
+
+    #[test]
     fn a_time_changes_only_with_its_state() {
         let mut run = run();
         run.status = Some(build(&run, &Report::default(), &at(0)));
@@ -347,6 +377,7 @@ mod tests {
             completion_time: at(3_725),
             job_name: None,
             recent_failures: Vec::new(),
+            partly_listed: false,
         };
         let report = |outcome| Report { counts: Some(counts), outcome: Some(outcome), ..Report::default() };
         let failed = build(&run(), &report(outcome(false, "FilesFailed")), &at(3_725));
@@ -368,6 +399,7 @@ mod tests {
             completion_time: at(9),
             job_name: None,
             recent_failures: Vec::new(),
+            partly_listed: false,
         };
         let counts = Counts { total_files: 2_000, queued: 0, running: 0, succeeded: 0, failed: 2_000 };
         let words = end_in_words(&outcome, counts);
@@ -385,6 +417,7 @@ mod tests {
             completion_time: at(9),
             job_name: None,
             recent_failures: Vec::new(),
+            partly_listed: false,
         };
         let mut run = run();
         let ended = build(&run, &Report { outcome: Some(outcome), ..Report::default() }, &at(9));

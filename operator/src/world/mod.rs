@@ -102,11 +102,6 @@ impl World {
         self.pipelines_touched.notified().await;
     }
 
-    /// All grants.
-    pub fn grants(&self) -> Vec<ReferenceGrant> {
-        self.lock().grants.all().map(|grant| ReferenceGrant::clone(grant)).collect()
-    }
-
     /// The grants of some namespaces. No other grant can permit a reference to them.
     pub fn grants_in(&self, namespaces: &[String]) -> Vec<ReferenceGrant> {
         let inner = self.lock();

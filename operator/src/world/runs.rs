@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crds::v1alpha1::{Phase, PipelineRun};
+use crds::v1alpha1::PipelineRun;
 use follow::Listed;
 use kube::ResourceExt;
 
 use super::shelf::Shelf;
 use super::{Key, Uid};
+use crate::run::is_finished;
 
 /// All runs.
 #[derive(Default)]
@@ -49,7 +50,7 @@ impl Runs {
     }
 
     pub fn put(&mut self, uid: &Uid, run: PipelineRun) {
-        let (namespace, pipeline, ended) = (namespace(&run), pipeline_of(&run), has_ended(&run));
+        let (namespace, pipeline, ended) = (namespace(&run), pipeline_of(&run), is_finished(&run));
         if let Some(before) = self.objects.put(Arc::clone(uid), run) {
             self.forget(uid, &before);
         }
@@ -78,7 +79,7 @@ impl Runs {
     }
 
     fn forget(&mut self, uid: &Uid, run: &PipelineRun) {
-        if !has_ended(run) {
+        if !is_finished(run) {
             self.active -= 1;
             forget(&mut self.active_by_pipeline, &pipeline_of(run), uid);
             forget(&mut self.active_by_namespace, &namespace(run), uid);
@@ -103,13 +104,6 @@ fn namespace(run: &PipelineRun) -> String {
 pub fn pipeline_of(run: &PipelineRun) -> Key {
     let reference = &run.spec.pipeline_ref;
     (reference.namespace.clone().unwrap_or_else(|| namespace(run)), reference.name.clone())
-}
-
-/// Whether the run has ended: it depends on nothing any more.
-fn has_ended(run: &PipelineRun) -> bool {
-    run.status.as_ref().is_some_and(|status| {
-        status.completion_time.is_some() && matches!(status.phase, Some(Phase::Succeeded | Phase::Failed))
-    })
 }
 
 #[cfg(test)]

@@ -68,6 +68,12 @@ impl Snapshot {
         sink.from.as_deref().or_else(|| self.spec.filters.last().map(|filter: &Filter| filter.name.as_str()))
     }
 
+    /// Where the Pipeline and its Secrets are: grants of these namespaces decide who may use them.
+    pub fn namespaces(&self) -> Vec<String> {
+        let secrets = self.secrets().into_iter().map(|secret| secret.namespace);
+        std::iter::once(self.namespace.clone()).chain(secrets).collect()
+    }
+
     /// The Secrets of both buckets, with the role that each plays and the namespace that it is in.
     pub fn secrets(&self) -> Vec<Credentials> {
         let sink = self.spec.sink.as_ref().map(|sink| (Role::Sink, &sink.bucket));

@@ -1,0 +1,168 @@
+//! Who is to blame: a file is charged an attempt only when its own processing failed. `maxAttempts: 1` makes a single wrong
+//! charge a dead letter.
+
+use std::time::{Duration, Instant};
+
+use http::Method;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::EvictParams;
+use serde_json::{Value, json};
+use testbed::{Fault, FaultyS3, Rule};
+
+use crate::harness::{Lab, counts, is_degraded_by, message, running};
+use crate::storms::of;
+
+/// The bucket of the laboratory behind a proxy.
+fn behind(lab: &Lab, proxy: &FaultyS3) -> Value {
+    let mut bucket = lab.bucket();
+    bucket["endpoint"] = json!(proxy.url);
+    bucket
+}
+
+/// A proxy at the address of one that is gone: the storage is back. Connections that are still closing hold it for a moment.
+async fn listen_again(lab: &Lab, url: &str) -> FaultyS3 {
+    let address = url.trim_start_matches("http://").to_owned();
+    let listen = async || Ok(FaultyS3::listen(&address, testbed::services::S3_IP_URL).await.ok());
+    lab.eventually("the proxy listens again", listen).await
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds() {
+    let lab = Lab::new("outage").await;
+    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
+    lab.pipeline(json!({"source": {"bucket": behind(&lab, &proxy)}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4, "maxAttempts": 1}})).await;
+    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
+    let (url, down) = (proxy.url.clone(), Instant::now());
+    drop(proxy);
+    let degraded =
+        lab.until("r", "the outage is reported", |run| is_degraded_by(run, "StorageUnavailable")).await;
+    println!("reported {:?} after the storage stopped", down.elapsed());
+    let words = message(&degraded, "Degraded");
+    assert!(words.contains("no file is charged") && words.contains("one pod at a time"), "{words}");
+    // A minute of probes, each of which would cost a file its only attempt.
+    tokio::time::sleep(Duration::from_secs(60).saturating_sub(down.elapsed())).await;
+    let disrupted = lab.tally("r", "disrupted").await;
+    let pods = lab.pods().await.iter().filter(|pod| is_active(pod)).count();
+    assert!(pods <= 1, "{pods} pods at once probe a storage that is down");
+    let proxy = listen_again(&lab, &url).await;
+    let back = Instant::now();
+    lab.until("r", "it is at full speed", |run| running(run) >= 4 || counts(run).1 >= 17).await;
+    println!("at full parallelism {:?} after the storage was back", back.elapsed());
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (20, 20, 0));
+    assert!(disrupted >= 3 && disrupted < 40, "{disrupted} disruptions in a minute");
+    assert_eq!(lab.tally("r", "retried").await, 0, "no attempt is charged");
+    lab.check_left_nothing(&run).await;
+    drop(proxy);
+}
+
+/// With one file left, no other transfer shows that the storage is down: the canary does.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
+    let mut lab = Lab::new("last").await;
+    lab.restart_with("MAX_DISRUPTIONS", "1").await;
+    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    lab.put("a", "copy").await;
+    lab.put("b", "copy").await;
+    proxy.inject(Rule::every(Fault::Stuck, "/b").method(Method::GET));
+    lab.pipeline(json!({"source": {"bucket": behind(&lab, &proxy)}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
+    lab.until("r", "one is done", |run| of(run, |counts| counts.succeeded) == 1).await;
+    proxy.heal();
+    proxy.inject(Rule::every(Fault::Forbidden, &format!("/{}/", lab.bucket)));
+    lab.until("r", "the keys are reported", |run| is_degraded_by(run, "CredentialsInvalid")).await;
+    let url = proxy.url.clone();
+    drop(proxy);
+    lab.until("r", "the outage is reported", |run| is_degraded_by(run, "StorageUnavailable")).await;
+    let before = lab.tally("r", "disrupted").await;
+    assert!(before >= 6, "{before} disruptions, where one alone is free");
+    let _proxy = listen_again(&lab, &url).await;
+    assert_eq!(counts(&lab.finished("r").await), (2, 2, 0));
+    assert_eq!(lab.tally("r", "retried").await, 0);
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn objects_that_alone_are_refused_or_fail_are_charged_in_the_end() {
+    let mut lab = Lab::new("objects").await;
+    lab.restart_with("MAX_DISRUPTIONS", "3").await;
+    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    lab.put_many("good/", 20, |_| "copy".to_owned()).await;
+    lab.put("refused", "copy").await;
+    lab.put("broken", "copy").await;
+    proxy.inject(Rule::every(Fault::Forbidden, "/refused").method(Method::GET));
+    proxy.inject(Rule::every(Fault::InternalError, "/broken").method(Method::GET));
+    lab.pipeline(json!({"source": {"bucket": behind(&lab, &proxy)}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 1}})).await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (22, 20, 2));
+    let letters = lab.dead_letters("r").await;
+    let reason = |file: &str| letters.iter().find(|letter| letter.file == file).unwrap().reason.clone();
+    for (file, why) in [("refused", "NoAccess"), ("broken", "StorageUnreachable")] {
+        let reason = reason(file);
+        assert!(reason.starts_with("disrupted 4 times in a row") && reason.contains(why), "{reason}");
+    }
+    let shown = run.status.as_ref().unwrap().recent_failures.iter().map(|failed| failed.reason.clone());
+    let mut written: Vec<String> = letters.iter().map(|letter| letter.reason.clone()).collect();
+    written.reverse();
+    assert_eq!(shown.collect::<Vec<_>>(), written, "the status shows the dead letters themselves");
+    lab.check_left_nothing(&run).await;
+}
+
+/// What a drain does to each pod of its node.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_pod_that_is_evicted_costs_its_file_nothing() {
+    let lab = Lab::new("drained").await;
+    lab.put_many("", 3, |_| "sleep 15".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
+    lab.until("r", "all are processed", |run| running(run) == 3).await;
+    for pod in lab.pods().await {
+        let name = pod.metadata.name.unwrap();
+        lab.api::<Pod>().evict(&name, &EvictParams::default()).await.unwrap();
+    }
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (3, 3, 0));
+    assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 3));
+    lab.check_left_nothing(&run).await;
+}
+
+/// Kubelet keeps 12 KiB of termination messages for a whole pod: with as many filters as a Pipeline may have, the entry that the
+/// claimer reports must still be readable.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_pod_with_as_many_containers_as_there_may_be_settles_its_own_file() {
+    let lab = Lab::new("many").await;
+    let key = format!("{}/a", "long".repeat(200));
+    lab.put(&key, "copy").await;
+    let filters: Vec<Value> =
+        (0..32).map(|number| crate::harness::filter(&format!("f{number}"), &["copy"])).collect();
+    let mut sink = lab.bucket();
+    sink["prefix"] = json!("results/");
+    let bucket = lab.bucket();
+    let mut source = bucket.clone();
+    source["prefix"] = json!("long");
+    lab.pipeline(json!({"source": {"bucket": source}, "filters": filters, "sink": {"bucket": sink}})).await;
+    lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
+    let pod = lab
+        .pod_that("its claimer reported", |pod| {
+            let claimed = pod.status.as_ref()?.init_container_statuses.as_ref()?.first()?.state.as_ref()?;
+            claimed.terminated.as_ref()?.message.as_ref().map(|_| ())
+        })
+        .await;
+    let claimer = &pod.status.unwrap().init_container_statuses.unwrap()[0];
+    let said = claimer.state.as_ref().unwrap().terminated.as_ref().unwrap().message.clone().unwrap();
+    let report = protocol::Report::parse(&said).unwrap_or_else(|| panic!("{said}"));
+    assert!(report.entry.is_some() && report.outcome.is_ok(), "{said}");
+    assert_eq!(counts(&lab.finished("r").await), (1, 1, 0));
+}
+
+fn is_active(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    pod.metadata.deletion_timestamp.is_none() && !matches!(phase, Some("Succeeded" | "Failed"))
+}
