@@ -35,17 +35,17 @@ pub(crate) fn of_io(error: &std::io::Error) -> Exit {
 /// Why the process fails.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    #[error("use the settings")]
+    #[error("the settings are unusable")]
     Settings(#[from] SettingsError),
-    #[error("claim a file")]
+    #[error("cannot claim a file")]
     Claim(#[from] ClaimError),
-    #[error("fetch the file")]
+    #[error("cannot fetch the file")]
     Fetch(#[from] FetchFailed),
-    #[error("prepare the workspace")]
+    #[error("cannot prepare the workspace")]
     Workspace(#[from] WorkspaceError),
-    #[error("publish the results")]
+    #[error("cannot publish the results")]
     Publish(#[from] PublishError),
-    #[error("listen for signals")]
+    #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
     #[error("ended by a signal")]
     Terminated,

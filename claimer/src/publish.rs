@@ -20,13 +20,13 @@ const KEY_BYTES_MAX: usize = 1_024;
 /// Why not everything is published.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PublishError {
-    #[error("find out which file this is")]
+    #[error("cannot find out which file this is")]
     Source(#[from] WorkspaceError),
     #[error("the key {key:?} does not start with the source's prefix {prefix:?}")]
     Prefix { key: String, prefix: String },
     #[error("nothing to publish: {folder} is empty")]
     Nothing { folder: String },
-    #[error("collect the results")]
+    #[error("cannot collect the results")]
     Walk(#[from] WalkError),
     #[error("the name {key:?} has more than {KEY_BYTES_MAX} bytes")]
     Name { key: String },

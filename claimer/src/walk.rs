@@ -19,7 +19,7 @@ pub(crate) struct Found {
 /// A result that cannot be published.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WalkError {
-    #[error("read {path}")]
+    #[error("cannot read {path}")]
     Io { path: String, source: io::Error },
     #[error("{path} is {what}, which cannot be published")]
     Refused { path: String, what: &'static str },

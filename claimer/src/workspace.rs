@@ -16,7 +16,7 @@ pub(crate) struct Workspace {
 
 /// The workspace cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{doing} {path}")]
+#[error("cannot {doing} {path}")]
 pub(crate) struct WorkspaceError {
     doing: &'static str,
     path: String,

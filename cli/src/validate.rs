@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use crds::policy::{Policy, PolicySet, Subject, Usage};
 use crds::rules::{self, Context, EndpointPolicy, Kind};
 use crds::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, PolicyAction, PolicyTarget};
-use protocol::RunId;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -21,7 +20,7 @@ const POLICY_TIME: Duration = Duration::from_secs(5);
 /// Why it could not be checked at all.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error("read {path}: {source}")]
+    #[error("cannot read {path}: {source}")]
     Read { path: String, source: std::io::Error },
     #[error("{0} has no files ending in .yaml, .yml or .json")]
     Empty(String),
@@ -167,10 +166,7 @@ fn duplicate_run_id(
         return None;
     }
     let run: PipelineRun = serde_json::from_value(object.clone()).ok()?;
-    let id = match &run.spec.queue {
-        Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()).ok()?,
-        None => RunId::derive(namespace, run.metadata.name.as_deref()?).ok()?,
-    };
+    let id = run.spec.run_id(namespace, run.metadata.name.as_deref()?).ok()?;
     let first = seen.insert(id.as_str().to_owned(), source.title())?;
     let message =
         format!("spec.queue: the runId {:?} belongs to {first} already; choose another", id.as_str());

@@ -1,6 +1,7 @@
 //! What one round of a watch has listed.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -11,7 +12,7 @@ pub struct Listed {
     /// Where the watch looks; `None` if everywhere.
     namespace: Option<String>,
     uids: HashMap<Option<String>, HashMap<String, Option<String>>>,
-    newest: u64,
+    began: Instant,
 }
 
 /// The version of an object as a number, which grows with every write. `None` if it is none: then it cannot be compared.
@@ -22,7 +23,7 @@ pub fn version(object: &ObjectMeta) -> Option<u64> {
 impl Listed {
     /// Nothing, of one namespace or of all.
     pub fn new(namespace: Option<String>) -> Self {
-        Self { namespace, uids: HashMap::new(), newest: 0 }
+        Self { namespace, uids: HashMap::new(), began: Instant::now() }
     }
 
     /// Adds an object.
@@ -30,12 +31,11 @@ impl Listed {
         let ObjectMeta { namespace, name, uid, .. } = object;
         let names = self.uids.entry(namespace.clone()).or_default();
         names.insert(name.clone().unwrap_or_default(), uid.clone());
-        self.newest = self.newest.max(version(object).unwrap_or_default());
     }
 
-    /// The newest version of all objects: the list is not older than this.
-    pub fn newest(&self) -> u64 {
-        self.newest
+    /// When the list was asked for: it is not older than this.
+    pub fn began(&self) -> Instant {
+        self.began
     }
 
     /// How many objects there are.
@@ -98,7 +98,6 @@ mod tests {
             listed
                 .add(&ObjectMeta { resource_version: Some(version.to_owned()), ..object("a", version, "1") });
         }
-        assert_eq!(listed.newest(), 12);
     }
 
     #[test]

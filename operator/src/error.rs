@@ -10,7 +10,7 @@ pub use storage::chain;
 #[derive(Debug, thiserror::Error, AsRefStr)]
 pub enum Error {
     /// Kubernetes refused a request or did not answer.
-    #[error("{doing}")]
+    #[error("cannot {doing}")]
     Kubernetes {
         /// What was being done.
         doing: String,
@@ -19,22 +19,22 @@ pub enum Error {
         source: Box<kube::Error>,
     },
     /// The queue did not do what was asked.
-    #[error("use the queue of the run")]
+    #[error("cannot use the queue of the run")]
     Queue(#[from] queue::Error),
     /// Something with the name of a part of this run belongs to another object, which is mostly being collected.
-    #[error("use {what}: it belongs to another owner; it is waited for, or delete it")]
+    #[error("cannot use {what}: it belongs to another owner; it is waited for, or delete it")]
     NotOurs {
         /// Kind and name.
         what: String,
     },
     /// A stored snapshot cannot be read, or an outcome not be written.
-    #[error("read or write what is stored as JSON")]
+    #[error("cannot read or write what is stored as JSON")]
     Json(#[source] serde_json::Error),
     /// The machine gives no random numbers.
-    #[error("make a random name: {0}")]
+    #[error("cannot make a random name: {0}")]
     Random(getrandom::Error),
     /// A pass took so long that it was given up.
-    #[error("finish a pass within {0:?}")]
+    #[error("cannot finish a pass within {0:?}")]
     TooLong(Duration),
 }
 
@@ -177,6 +177,6 @@ mod tests {
     #[test]
     fn causes_are_told_once() {
         let error = Error::Random(getrandom::Error::UNSUPPORTED);
-        assert!(chain(&error).starts_with("make a random name: "));
+        assert!(chain(&error).starts_with("cannot make a random name: "));
     }
 }

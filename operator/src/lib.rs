@@ -51,33 +51,33 @@ use world::World;
 #[derive(Debug, thiserror::Error)]
 pub enum Fatal {
     /// There is no way to the API server.
-    #[error("find the Kubernetes API: set KUBECONFIG, or run in a pod with a service account")]
+    #[error("cannot find the Kubernetes API: set KUBECONFIG, or run in a pod with a service account")]
     Config(#[source] kube::config::InferConfigError),
     /// The client cannot be made.
-    #[error("connect to Kubernetes")]
+    #[error("cannot connect to Kubernetes")]
     Client(#[source] kube::Error),
     /// The cluster cannot do what is needed.
     #[error(
-        "use this cluster: it drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed"
+        "cannot use this cluster: it drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed"
     )]
     NotManaged,
     /// The settings of Valkey are unusable.
-    #[error("use Valkey")]
+    #[error("cannot use Valkey")]
     Valkey(#[source] queue::Error),
     /// The address that workers get is unusable.
-    #[error("use --worker-valkey-url")]
+    #[error("cannot use --worker-valkey-url")]
     WorkerValkey(#[source] queue::Error),
     /// The address is taken, or not ours.
-    #[error("listen on {0}")]
+    #[error("cannot listen on {0}")]
     Listen(std::net::SocketAddr, #[source] std::io::Error),
     /// Another replica may lead by now.
-    #[error("keep the Lease: it could not be renewed in time, so another replica may lead by now")]
+    #[error("cannot keep the Lease: it could not be renewed in time, so another replica may lead by now")]
     LeadershipLost,
     /// A part that must never end has ended.
-    #[error("go on: a task of the operator has ended")]
+    #[error("cannot go on: a task of the operator has ended")]
     TaskEnded,
     /// The system does not let us listen for signals.
-    #[error("listen for signals")]
+    #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
 }
 

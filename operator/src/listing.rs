@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use queue::{Enqueued, File, Listing, Page, Pause, RunQueue, State};
+use queue::{BATCH_MAX, Enqueued, File, Listing, Page, Pause, RunQueue, State};
 use storage::{ListedFile, ListedPage, Lister, Skipped, StorageError};
 
 use crate::turns::{Room, Turn, Turns};
@@ -12,7 +12,7 @@ use crate::turns::{Room, Turn, Turns};
 #[derive(Debug, thiserror::Error)]
 pub enum ListingError {
     /// The bucket cannot be listed.
-    #[error("list the bucket after {after:?}")]
+    #[error("cannot list the bucket after {after:?}")]
     List {
         /// The last key that is known.
         after: String,
@@ -21,7 +21,7 @@ pub enum ListingError {
         source: StorageError,
     },
     /// The queue did not take a page.
-    #[error("add a page of files to the queue")]
+    #[error("cannot add a page of files to the queue")]
     Enqueue(#[source] queue::Error),
     /// The bucket has more files than a run may have.
     #[error("{listed} files are listed, and --max-files allows {max}")]
@@ -32,7 +32,7 @@ pub enum ListingError {
         max: u64,
     },
     /// The queue did not say how many files there are.
-    #[error("count the files in the queue")]
+    #[error("cannot count the files in the queue")]
     Count(#[source] queue::Error),
 }
 
@@ -88,11 +88,17 @@ async fn wait_for_room(queue: &RunQueue, pause: Pause, high_water: u64) -> Resul
     let mut wait = PAUSE_FIRST;
     loop {
         tokio::time::sleep(wait).await;
-        let stats = queue.stats().await.map_err(ListingError::Count)?;
+        let stats = match queue.stats().await {
+            Ok(stats) => stats,
+            // It waits anyway, and must not be reported as broken for the rest of the pause.
+            Err(error) if error.is_transient() => continue,
+            Err(error) => return Err(ListingError::Count(error)),
+        };
+        let waiting = stats.queued + stats.running;
         let has_room = match pause {
-            Pause::HighWater => stats.queued + stats.running <= high_water / 2,
+            Pause::HighWater => waiting < high_water / 2,
             // Memory is freed by other runs, too: only the queue itself knows when.
-            Pause::MemoryFull => wait == PAUSE_LONGEST,
+            Pause::MemoryFull => wait == PAUSE_LONGEST || waiting < BATCH_MAX as u64 / 2,
         };
         if has_room || stats.state != State::Open {
             return Ok(stats.listing);

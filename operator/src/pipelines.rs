@@ -125,7 +125,7 @@ async fn check(ctx: &Context, pipeline: &Pipeline) -> Result<Verdict, Error> {
     if !violations.is_empty() {
         return Ok(Err((Reason::PipelineInvalid.into(), violations.join("; "))));
     }
-    for bucket in buckets(pipeline) {
+    for bucket in pipeline.spec.buckets() {
         if let Err(missing) = check_keys(ctx, bucket, &own).await? {
             return Ok(Err(missing));
         }
@@ -133,14 +133,9 @@ async fn check(ctx: &Context, pipeline: &Pipeline) -> Result<Verdict, Error> {
     Ok(Ok(()))
 }
 
-fn buckets(pipeline: &Pipeline) -> impl Iterator<Item = &Bucket> {
-    let sink = pipeline.spec.sink.as_ref().map(|sink| &sink.bucket);
-    std::iter::once(&pipeline.spec.source.bucket).chain(sink)
-}
-
 /// Other namespaces that a Pipeline has keys in: only their grants matter to it.
 fn foreign_namespaces(pipeline: &Pipeline, own: &str) -> Vec<String> {
-    let secrets = buckets(pipeline).filter_map(|bucket| bucket.credentials_secret.as_ref());
+    let secrets = pipeline.spec.buckets().filter_map(|bucket| bucket.credentials_secret.as_ref());
     secrets.filter_map(|secret| secret.namespace.clone()).filter(|namespace| namespace != own).collect()
 }
 

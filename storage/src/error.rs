@@ -79,9 +79,15 @@ where
             (None, _) => "no reason given".to_owned(),
         };
         let said = status.map_or_else(|| said.clone(), |status| format!("{status} {said}"));
+        let is_code = |codes: &[&str]| service.code().is_some_and(|code| codes.contains(&code));
         match status {
             // versitygw does not find the user, and says so as if the bucket were not there.
             _ if service.code() == Some("XAdminUserNotFound") => Self::NoAccess(said),
+            // S3 sends some failures of its own, and of keys, as errors of the request.
+            _ if is_code(&["RequestTimeout", "OperationAborted", "ConditionalRequestConflict"]) => {
+                Self::Unreachable(said)
+            }
+            _ if is_code(&["ExpiredToken", "InvalidToken"]) => Self::NoAccess(said),
             Some(401 | 403) => Self::NoAccess(said),
             Some(404) => Self::Gone(said),
             // If-Match failed, or the object is shorter than the range that was asked for.

@@ -57,7 +57,7 @@ async fn a_failure_after_the_claim_names_the_entry_and_the_attempt() {
     // People read the same without the numbers.
     let said = first.stderr.lines().last().unwrap();
     assert_eq!(said, report.reason().unwrap());
-    assert!(said.starts_with("ObjectGone: fetch the file: s3://videos/a: not found: 404"), "{said}");
+    assert!(said.starts_with("ObjectGone: cannot fetch the file: s3://videos/a: not found: 404"), "{said}");
 
     let verdict = Verdict::Failed(Failure::new("gone", Some(15)));
     let settlement = Settlement { entry, consumer: "pod-1".into(), verdict };

@@ -43,7 +43,7 @@ const CERTIFICATE: &str = "certificate";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The log filter cannot be read.
-    #[error("read --log {0:?}: {1}")]
+    #[error("cannot read --log {0:?}: {1}")]
     Log(String, #[source] tracing_subscriber::filter::ParseError),
     /// There is no way to the API server.
     #[error("find the API server: {0}")]
@@ -52,7 +52,7 @@ pub enum Error {
     #[error("connect to the API server: {0}")]
     Client(#[source] Box<kube::Error>),
     /// An address cannot be listened on.
-    #[error("listen on {0}: {1}")]
+    #[error("cannot listen on {0}: {1}")]
     Listen(std::net::SocketAddr, #[source] std::io::Error),
     /// TLS cannot be set up.
     #[error("set up TLS: {0}")]

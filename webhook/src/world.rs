@@ -264,7 +264,7 @@ impl KnownRun {
     fn new(run: &PipelineRun, key: &Key) -> Self {
         let phase = run.status.as_ref().and_then(|status| status.phase);
         Self {
-            run_id: run_id(run, &key.0, &key.1).map(|id| id.as_str().to_owned()),
+            run_id: run.spec.run_id(&key.0, &key.1).ok().map(|id| id.as_str().to_owned()),
             pipeline: run.spec.pipeline_ref.clone(),
             parallelism: parallelism(run),
             finished: matches!(phase, Some(Phase::Succeeded | Phase::Failed)),
@@ -279,14 +279,6 @@ impl KnownRun {
 
 fn parallelism(run: &PipelineRun) -> i64 {
     i64::from(run.spec.execution.parallelism)
-}
-
-/// The id of a run: the one in its queue keys, or derived from namespace and name.
-pub fn run_id(run: &PipelineRun, namespace: &str, name: &str) -> Option<RunId> {
-    match &run.spec.queue {
-        Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()).ok(),
-        None => RunId::derive(namespace, name).ok(),
-    }
 }
 
 impl KnownNamespace {

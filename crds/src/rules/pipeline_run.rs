@@ -175,8 +175,7 @@ fn check_credentials(
     context: &Context<'_>,
     out: &mut Findings,
 ) {
-    let sink = pipeline.spec.sink.as_ref().map(|sink| &sink.bucket);
-    for bucket in std::iter::once(&pipeline.spec.source.bucket).chain(sink) {
+    for bucket in pipeline.spec.buckets() {
         let Some(secret) = &bucket.credentials_secret else { continue };
         let reference = Reference {
             from: GrantFromKind::PipelineRun,

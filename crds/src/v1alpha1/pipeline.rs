@@ -73,6 +73,13 @@ pub struct PipelineSpec {
     pub pod: Option<PodOptions>,
 }
 
+impl PipelineSpec {
+    /// The source's bucket and, if there is a sink, the sink's.
+    pub fn buckets(&self) -> impl Iterator<Item = &Bucket> {
+        std::iter::once(&self.source.bucket).chain(self.sink.as_ref().map(|sink| &sink.bucket))
+    }
+}
+
 /// The files of a bucket that are processed.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]

@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{CustomResource, KubeSchema};
+use protocol::{RunId, RunIdError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{Display, VariantNames};
@@ -71,6 +72,16 @@ pub struct PipelineRunSpec {
     /// Pause: files being processed are finished, no new ones are started. Set it to false to resume.
     #[serde(default)]
     pub suspend: bool,
+}
+
+impl PipelineRunSpec {
+    /// The id of a run of this namespace and name: the one that its queue keys hold, or one that is derived.
+    pub fn run_id(&self, namespace: &str, name: &str) -> Result<RunId, RunIdError> {
+        match &self.queue {
+            Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()),
+            None => RunId::derive(namespace, name),
+        }
+    }
 }
 
 /// A Pipeline, in this namespace unless another is named.
@@ -165,7 +176,8 @@ pub struct Execution {
         .message("fileTimeout is between 1s and one year (8760h)"))]
     pub file_timeout: Option<String>,
 
-    /// Limit for the whole run; no limit when left out. What is not finished then is dead-lettered.
+    /// Limit for the whole run, counted from status.startTime; time in which the run waits or is suspended counts too. No limit
+    /// when left out. What is not finished then is dead-lettered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('1s') && duration(self) <= duration('8760h')")

@@ -4,6 +4,7 @@
 //! pods that end are not replaced, one pod at a time probes the dependency, and the run says what is broken. The first
 //! success closes it. Disruptions of pods and nodes open nothing: thirty drained pods must not throttle a healthy run.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -166,7 +167,10 @@ impl Breakers {
 
     /// What the run waits for, if a breaker is open.
     pub fn obstacle(&self) -> Option<Obstacle> {
-        let (dependency, breaker) = self.breakers.iter().find(|(_, breaker)| breaker.open.is_some())?;
+        let open = self.breakers.iter().filter(|(_, breaker)| breaker.open.is_some());
+        // What failed last is what fails now: keys that were refused before an outage may be good again.
+        let (dependency, breaker) =
+            open.max_by_key(|(dependency, breaker)| (breaker.last_disruption, Reverse(*dependency)))?;
         let error = breaker.message.as_ref().map_or("", |(message, _)| message.as_str());
         let problem = dependency.problem();
         let charge = match dependency.operation() {

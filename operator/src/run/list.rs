@@ -15,6 +15,9 @@ use super::source_bucket::source_bucket;
 use super::status;
 use crate::error::Reason;
 
+/// How soon a run notices that its listing has paused for the first time, so that files may be processed.
+const PAUSE_NOTICED_WITHIN: Duration = Duration::from_secs(2);
+
 /// Whether files are still to be found.
 pub fn is_to_be_listed(stats: &Stats) -> bool {
     stats.listing != Listing::Complete && stats.state == State::Open
@@ -30,6 +33,10 @@ impl Pass<'_> {
         let stats = prepared.queue.stats().await?;
         self.report.counts = Some(status::counts(&stats));
         if !is_to_be_listed(&stats) {
+            if self.memory.listing.task.as_ref().is_some_and(|task| !task.has_ended()) {
+                // It still has to report what it skipped, and touches the run at its end.
+                return Ok(None);
+            }
             self.memory.listing.is_complete = true;
             if self.memory.listing.task.take().is_some() {
                 self.memory.listing.succeeded();
@@ -39,8 +46,11 @@ impl Pass<'_> {
         }
         self.report.listed = self.report.counts.map(|counts| counts.total_files);
         if stats.started {
-            // What ends the run, and when, is decided with the files that are being processed.
-            self.follow_listing(prepared, &stats).await?;
+            // Whatever blocks the listing, files that are queued are processed. What ends the run is decided with them.
+            match self.follow_listing(prepared, &stats).await {
+                Err(Stop::Obstacle(obstacle)) => self.report.obstacle = Some(obstacle),
+                followed => _ = followed?,
+            }
             return Ok(None);
         }
         self.report.phase = Some(Phase::Listing);
@@ -49,7 +59,13 @@ impl Pass<'_> {
         }
         let left = prepared.limits.timeout.map_or(RESYNC, |timeout| timeout.saturating_sub(self.age()));
         let wait = self.follow_listing(prepared, &stats).await?;
-        Ok(Some(Next::Within(wait.map_or(left, |wait| wait.min(left)))))
+        if let Some(withheld) = &self.memory.withheld {
+            self.report.obstacle = Some(withheld.clone());
+        }
+        // A listing that pauses adds no page that would wake the run.
+        let wait =
+            wait.unwrap_or(if self.memory.listing.task.is_some() { PAUSE_NOTICED_WITHIN } else { RESYNC });
+        Ok(Some(Next::Within(wait.min(left))))
     }
 
     fn end_while_listing(&self, prepared: &Prepared, stats: &Stats) -> Option<End> {

@@ -101,6 +101,7 @@ fn obstacle(error: &ListingError) -> Obstacle {
         }
         // The bucket was listed into something that the queue cannot take: that is not the queue's fault.
         ListingError::Enqueue(queue::Error::Page { .. }) => Reason::ListingFailed,
+        ListingError::Enqueue(queue::Error::Full { .. }) => Reason::QueueFull,
         ListingError::Enqueue(_) | ListingError::Count(_) => Reason::QueueUnavailable,
         ListingError::List { source: storage::StorageError::NoAccess(_), .. } => Reason::CredentialsInvalid,
         // The run ends for that reason in its next pass.

@@ -77,6 +77,7 @@ impl Pass<'_> {
             // Only now: it may have begun in this pass.
             self.memory.creation.waits(Instant::now()),
             self.memory.creation.in_flight_expires(self.now),
+            self.listing_waits(),
             file_timeout(&prepared.limits, self.view, self.now),
             stuck_timeout(self.ctx.settings.start_timeout, self.view, self.now),
         ];
@@ -91,6 +92,12 @@ impl Pass<'_> {
         if settled.files > 0 {
             self.memory.creation.room_was_freed();
         }
+    }
+
+    /// When a listing that failed is to be tried again.
+    fn listing_waits(&self) -> Option<Duration> {
+        let listing = &self.memory.listing;
+        listing.waits(Instant::now()).filter(|_| !listing.is_complete && listing.task.is_none())
     }
 
     /// Valkey went back to an earlier state, from a backup or to a replica that was behind: files are missing again.
@@ -178,6 +185,12 @@ impl Pass<'_> {
 
     /// What blocks the run most: what needs a person first.
     fn report_obstacle(&mut self, stats: &Stats) {
+        if stats.paused == Some(Pause::MemoryFull) {
+            self.memory.queue_full = Some(self.now);
+        }
+        // Between two pages the listing is not paused: the condition must not flap with each of them.
+        let is_full = self.memory.queue_full.is_some_and(|since| self.now.duration_since(since) < RESYNC);
+        let queue_full = || is_full.then(queue_full);
         let start_problem =
             || workers::start_problem(&self.view.pods, self.ctx.settings.start_timeout, self.now);
         let memory = &self.memory;
@@ -186,19 +199,17 @@ impl Pass<'_> {
         let obstacle = obstacle.or_else(start_problem).or_else(|| memory.nodes.obstacle());
         let obstacle = obstacle.or_else(|| memory.creation.problem().cloned());
         // A problem of the listing was reported before: files that are queued are processed all the same.
-        let obstacle = obstacle.or_else(|| self.report.obstacle.take()).or_else(|| queue_full(stats));
+        let obstacle = obstacle.or_else(|| self.report.obstacle.take()).or_else(queue_full);
         self.report.obstacle = obstacle;
     }
 }
 
 /// A listing that waits for memory depends on other runs, unlike one that waits for its own files.
-fn queue_full(stats: &Stats) -> Option<Obstacle> {
-    (stats.paused == Some(Pause::MemoryFull)).then(|| {
-        Reason::QueueFull.because(
-            "Valkey uses more than 80 % of its maxmemory: the listing goes on, a page at a time, as files are settled; \
-             give Valkey more memory to list faster",
-        )
-    })
+fn queue_full() -> Obstacle {
+    Reason::QueueFull.because(
+        "Valkey uses more than 80 % of its maxmemory: the listing goes on, a page at a time, as files are settled; \
+         give Valkey more memory to list faster",
+    )
 }
 
 /// When the first file may have taken too long.

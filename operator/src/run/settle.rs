@@ -62,7 +62,11 @@ impl Pass<'_> {
         let mut ended = self.judge_ended_pods(prepared, &mut settled);
         self.judge_overlong_pods(prepared, &mut ended).await?;
         let mut served = self.settle_claims(prepared, &ended, &mut settled).await?;
-        for (name, Ended { pod, .. }) in ended {
+        for (name, Ended { judgement, pod }) in ended {
+            // A pod that ended without a file shows nothing: a restarted operator finds those that are kept for their logs.
+            if served.contains_key(&name) || pod.as_ref().is_some_and(|pod| !pod.is_finished()) {
+                self.memory.breakers.judged(&judgement);
+            }
             if let Some(finished) = pod.as_ref().filter(|pod| pod.is_finished()) {
                 self.ctx.metrics.settled_after(finished.since.elapsed());
             }
@@ -128,7 +132,6 @@ impl Pass<'_> {
         let mut ended = BTreeMap::new();
         for (pod, judgement, is_there) in judged {
             let judgement = self.excused(&pod, judgement);
-            self.memory.breakers.judged(&judgement);
             ended.insert(pod.name.clone(), Ended { judgement, pod: is_there.then_some(pod) });
         }
         ended
@@ -165,6 +168,10 @@ impl Pass<'_> {
             self.view.pods.iter().map(|pod| (pod.name.as_str(), pod)).collect();
         let visit = |claim: &queue::Pending| {
             let Some(pod) = pods.get(claim.consumer.as_str()) else { return };
+            // A pod that is being ended, or that waits for an image, does not process its file.
+            if pod.deleting.is_some() || pod.doomed.is_some() || !pod.running {
+                return;
+            }
             if verdict::processing_time(pod, claim.idle, self.now) >= limit {
                 let judgement = verdict::of_timeout(pod, limit);
                 ended.entry(claim.consumer.clone()).or_insert(Ended { judgement, pod: None });

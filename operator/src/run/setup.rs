@@ -21,10 +21,7 @@ use crate::names;
 
 /// The runId, from the run's own keys or from its name.
 pub fn run_id(run: &PipelineRun) -> Result<RunId, Stop> {
-    let id = match &run.spec.queue {
-        Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()),
-        None => RunId::derive(&run.namespace().unwrap_or_default(), &run.name_any()),
-    };
+    let id = run.spec.run_id(&run.namespace().unwrap_or_default(), &run.name_any());
     id.map_err(|error| Reason::InvalidSpec.because(error.to_string()).into())
 }
 
@@ -87,14 +84,15 @@ impl Pass<'_> {
         let opened = RunQueue::open(valkey, run_id, &owner, &spec, retention).await?;
         let Opened::Taken { owner: old_uid, namespace, name } = &opened else { return Ok(opened) };
         let is_same = (namespace.as_ref(), name.as_ref()) == (Some(&owner.namespace), Some(&owner.name));
-        if !is_same
-            || self.ctx.world.view(&old_uid.as_str().into()).is_some()
-            || !RunQueue::take_over(valkey, run_id, old_uid, &owner).await?
-        {
+        if !is_same || self.ctx.world.view(&old_uid.as_str().into()).is_some() {
+            return Ok(opened);
+        }
+        // The user first: once the queue is ours, the old UID is forgotten.
+        WorkerUser::remove(valkey, run_id, old_uid).await?;
+        if !RunQueue::take_over(valkey, run_id, old_uid, &owner).await? {
             return Ok(opened);
         }
         tracing::info!(run = %run_id, old_uid, "the run took over its queue from an older UID");
-        WorkerUser::remove(valkey, run_id, old_uid).await?;
         Ok(RunQueue::open(valkey, run_id, &owner, &spec, retention).await?)
     }
 

@@ -61,7 +61,7 @@ mod tests {
         source_bucket(&settings, &serde_json::from_value(bucket).unwrap(), None).unwrap()
     }
 
-    /// Trap 22: whoever writes a Pipeline must not make the operator ask the metadata service.
+    /// The author of a Pipeline must not make the operator ask the metadata service.
     #[test]
     fn the_operator_asks_only_allowed_addresses() {
         let metadata_service: std::net::IpAddr = "169.254.169.254".parse().unwrap();
@@ -76,7 +76,6 @@ mod tests {
         assert!(!is_asked(&["--allowed-endpoint-hosts", "other.example"]));
     }
 
-    /// Trap 19.
     #[test]
     fn the_bucket_is_listed_as_the_pipeline_says() {
         let all = listed(

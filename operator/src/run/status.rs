@@ -328,14 +328,15 @@ mod tests {
     }
 
     #[test]
-    fn how_far_a_listing_is_stays_while_nobody_can_say_and_goes_with_the_listing() {
+    fn how_far_a_listing_is_stays_while_valkey_does_not_answer_and_goes_with_the_listing() {
         let mut run = run();
         let listing = Report { phase: Some(Phase::Listing), listed: Some(7), ..Report::default() };
         run.status = Some(build(&run, &listing, &at(0)));
         let down = build(&run, &Report::default(), &at(1));
         assert_eq!(down.listed_files, Some(7));
         assert!(down.conditions.iter().any(|condition| condition.message.contains("7 files so far")));
-        let running = Report { phase: Some(Phase::Running), ..Report::default() };
+        let counts = Some(Counts::default());
+        let running = Report { phase: Some(Phase::Running), counts, ..Report::default() };
         assert_eq!(build(&run, &running, &at(2)).listed_files, None);
     }
 
@@ -432,7 +433,6 @@ mod tests {
         assert_eq!(status, ended);
     }
 
-    /// Trap 28.
     #[test]
     fn every_message_fits() {
         let obstacle = Reason::PodsRefused.because("ü".repeat(40_000));

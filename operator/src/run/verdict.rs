@@ -248,7 +248,9 @@ fn report_of(pod: &WorkerPod, operation: Operation) -> Option<&Report> {
 fn canary(pod: &WorkerPod, failed: &Failed, operation: Operation) -> Option<bool> {
     let report = report_of(pod, operation)?;
     let is_of_this = report.outcome.err().map(Exit::code) == failed.exit_code;
-    report.canary.filter(|_| is_of_this)
+    // A result that can be read does not show that the sink still takes new ones: it may be full, or read-only.
+    let shows = |up: &bool| operation == Operation::Fetch || !*up;
+    report.canary.filter(|up| is_of_this && shows(up))
 }
 
 /// Whether the storage answered all the same, with a refusal of this one object as far as we know.

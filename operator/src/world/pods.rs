@@ -25,6 +25,8 @@ pub struct RunPods {
     watched: u64,
     /// The version of the newest list that was absorbed. Whatever the watch shows of an older one is out of date.
     absorbed: u64,
+    /// When that was.
+    absorbed_at: Option<Instant>,
 }
 
 impl RunPods {
@@ -76,6 +78,7 @@ impl RunPods {
             return false;
         };
         self.absorbed = taken;
+        self.absorbed_at = Some(Instant::now());
         let names: HashSet<String> = list.items.iter().map(ResourceExt::name_any).collect();
         let lost = self.lose(|name| !names.contains(name));
         // Each of them is put, also after one that has changed.
@@ -125,9 +128,13 @@ impl Sink<Pod> for World {
         let mut inner = self.lock();
         let mut touched = Vec::new();
         for ((namespace, uid), pods) in &mut inner.pods {
-            // A list that was absorbed while the watch started over knows pods that this round was too early for; what has
-            // happened to them since is shown next.
-            let newer = pods.absorbed > listed.newest();
+            // A list that was absorbed while the watch started over knows pods that this round was too early for. By time and
+            // not by version: of a round only the versions of its pods are known, which may be much older than the round.
+            let newer = pods.absorbed_at.is_some_and(|absorbed| absorbed >= listed.began());
+            if !newer {
+                // The round is the newest word, also where versions start over after a restore of the cluster.
+                pods.absorbed = 0;
+            }
             if !newer && pods.lose(|name| listed.lacks_name(namespace.as_ref(), name)) {
                 touched.push(Arc::clone(uid));
             }
@@ -240,8 +247,11 @@ mod tests {
         world.absorb_pods(&uid, "a", &list(9, [pod_at("old", 3), pod_at("new", 8)]));
         Sink::<Pod>::listed(world.as_ref(), &round);
         assert_eq!(names(&world, &uid), ["new", "old"]);
-        round.add(pod_at("other", 10).meta());
+        let mut round = Listed::new(None);
+        round.add(pod_at("old", 3).meta());
         Sink::<Pod>::listed(world.as_ref(), &round);
-        assert_eq!(names(&world, &uid), ["old"], "a later round knows better");
+        assert_eq!(names(&world, &uid), ["old"], "a later round knows better, however old its pods are");
+        Sink::<Pod>::listed(world.as_ref(), &Listed::new(None));
+        assert_eq!(names(&world, &uid), [""; 0], "also one without any pod");
     }
 }

@@ -49,10 +49,8 @@ pub(super) fn withdrawn(index: &Index, request: &Request) -> Vec<String> {
     // Names of the Secrets in this namespace that a Pipeline has its keys from.
     let secrets_here = |key: &Key| {
         let spec = index.pipelines.get(key).map(|pipeline| &pipeline.typed.spec);
-        let buckets =
-            spec.map(|spec| [Some(&spec.source.bucket), spec.sink.as_ref().map(|sink| &sink.bucket)]);
-        let secrets =
-            buckets.into_iter().flatten().flatten().filter_map(|bucket| bucket.credentials_secret.as_ref());
+        let buckets = spec.into_iter().flat_map(|spec| spec.buckets());
+        let secrets = buckets.filter_map(|bucket| bucket.credentials_secret.as_ref());
         let here = secrets.filter(|secret| secret.namespace.as_ref().unwrap_or(&key.0) == &request.namespace);
         here.map(|secret| secret.name.clone()).collect::<Vec<_>>()
     };

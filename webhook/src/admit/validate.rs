@@ -13,7 +13,7 @@ use super::evaluate::Question;
 use super::mutate::target;
 use super::{Admission, credentials, delete};
 use crate::review::{Answer, Operation, Request};
-use crate::world::{Key, KnownPipeline, run_id};
+use crate::world::{Key, KnownPipeline};
 
 /// What kubectl notes of what it has applied. It changes with everything else, and is nobody's to judge.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -181,7 +181,7 @@ impl Admission {
             return;
         }
         let asker: Key = (namespace.clone(), name.clone());
-        let Some(id) = run_id(&run, namespace, name) else { return };
+        let Ok(id) = run.spec.run_id(namespace, name) else { return };
         if let Some((namespace, name)) = self.world.taken(&id, &asker, (!dry_run).then_some(&run)) {
             let field = if run.spec.queue.is_some() { "spec.queue" } else { "metadata.name" };
             answer.reasons.push(format!(

@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// One of them cannot be read.
-    #[error("read {path}: {source}")]
+    #[error("cannot read {path}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -24,7 +24,7 @@ pub enum FilesError {
         source: std::io::Error,
     },
     /// They are not a certificate and its key.
-    #[error("use {path}: {source}")]
+    #[error("cannot use {path}: {source}")]
     Use {
         /// The folder.
         path: PathBuf,

@@ -45,7 +45,7 @@ pub struct Managed {
 #[derive(Debug, thiserror::Error)]
 pub enum ManagedError {
     /// The Secret could not be read or written.
-    #[error("keep the certificates in Secret {name}: {source}")]
+    #[error("cannot keep the certificates in Secret {name}: {source}")]
     Secret {
         /// Namespace and name.
         name: String,

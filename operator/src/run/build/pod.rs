@@ -362,7 +362,7 @@ mod tests {
         );
     }
 
-    /// Trap 24: `$(S3_SECRET_ACCESS_KEY)` in a prefix would be replaced by the kubelet, and told in a message.
+    /// `$(S3_SECRET_ACCESS_KEY)` in a prefix would be replaced by the kubelet, and shown in a message.
     #[test]
     fn a_value_is_taken_as_it_is() {
         let prefix = "a$(S3_SECRET_ACCESS_KEY)$$b/";
@@ -391,7 +391,6 @@ mod tests {
         }
     }
 
-    /// Trap 24.
     #[test]
     fn no_secret_value_is_in_the_pod() {
         let spec = template(json!({}), json!({}));
@@ -419,7 +418,7 @@ mod tests {
         assert_eq!(value(&spec.containers[0], "OPENFILTER_FILTER")["value"], "a");
     }
 
-    /// Trap 25, and what the user may change of it.
+    /// Pod Security "restricted", and what the user may change of it.
     #[test]
     fn pods_are_restricted_unless_the_pipeline_asks_otherwise() {
         let spec = template(json!({}), json!({}));

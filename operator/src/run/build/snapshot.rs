@@ -76,8 +76,7 @@ impl Snapshot {
 
     /// The Secrets of both buckets, with the role that each plays and the namespace that it is in.
     pub fn secrets(&self) -> Vec<Credentials> {
-        let sink = self.spec.sink.as_ref().map(|sink| (Role::Sink, &sink.bucket));
-        let buckets = std::iter::once((Role::Source, &self.spec.source.bucket)).chain(sink);
+        let buckets = [Role::Source, Role::Sink].into_iter().zip(self.spec.buckets());
         let named = |(role, bucket): (Role, &Bucket)| {
             let SecretReference { name, namespace } = bucket.credentials_secret.clone()?;
             Some(Credentials { role, name, namespace: namespace.unwrap_or_else(|| self.namespace.clone()) })

@@ -55,6 +55,8 @@ pub struct Memory {
     pub canaries: Canaries,
     /// Nodes on which pods never come up.
     pub nodes: Nodes,
+    /// When the listing last waited because Valkey is full.
+    pub queue_full: Option<Instant>,
     /// The Job as it was created, until the watch shows it.
     pub job: Option<(Arc<Job>, Instant)>,
     /// The Job's status that was written last.
