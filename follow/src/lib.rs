@@ -78,8 +78,10 @@ pub async fn objects<K>(
 ) where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    follow(api, labels, |guard| guard.0.map_err(|invalid| (invalid.metadata, invalid.error)), sink, synced)
-        .await;
+    let read = |guard: DeserializeGuard<K>| {
+        guard.0.map_err(|invalid| Box::new(Unreadable { metadata: invalid.metadata, error: invalid.error }))
+    };
+    follow(api, labels, read, sink, synced).await;
 }
 
 /// Follows the metadata of objects. The type asks the API server for nothing else, which a guard around it would hide.
@@ -94,10 +96,16 @@ pub async fn metadata<K>(
     follow(api, labels, Ok, sink, synced).await;
 }
 
+/// An object that does not fit its type.
+struct Unreadable {
+    metadata: ObjectMeta,
+    error: String,
+}
+
 async fn follow<R, K>(
     api: Api<R>,
     labels: Option<&str>,
-    read: fn(R) -> Result<K, (ObjectMeta, String)>,
+    read: fn(R) -> Result<K, Box<Unreadable>>,
     sink: impl Sink<K>,
     synced: impl FnOnce() + Send,
 ) where
@@ -106,7 +114,8 @@ async fn follow<R, K>(
     let path = api.resource_url().to_owned();
     let readable = |object: R| match read(object) {
         Ok(object) => Some(object),
-        Err((metadata, error)) => {
+        Err(unreadable) => {
+            let Unreadable { metadata, error } = *unreadable;
             let (namespace, name) = (&metadata.namespace, &metadata.name);
             tracing::warn!(path, namespace, name, error, "an object cannot be read");
             sink.unreadable(&metadata);

@@ -53,7 +53,7 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds() {
     println!("at full parallelism {:?} after the storage was back", back.elapsed());
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (20, 20, 0));
-    assert!(disrupted >= 3 && disrupted < 40, "{disrupted} disruptions in a minute");
+    assert!((3..40).contains(&disrupted), "{disrupted} disruptions in a minute");
     assert_eq!(lab.tally("r", "retried").await, 0, "no attempt is charged");
     lab.check_left_nothing(&run).await;
     drop(proxy);
