@@ -169,7 +169,7 @@ pub struct Execution {
         .message("retryBackoff is immutable: a run happens once; create a new PipelineRun instead"))]
     pub retry_backoff: RetryBackoff,
 
-    /// Limit for one attempt at one file; no limit when left out.
+    /// Limit for the filters' work on one file, in one attempt; waiting for storage does not count. No limit when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
     #[x_kube(validation = Rule::new("duration(self) >= duration('1s') && duration(self) <= duration('8760h')")

@@ -46,8 +46,8 @@ pub struct WorkerPod {
     pub unprepared: Option<Instant>,
     /// Kubernetes has announced that it ends the pod for a reason of its own.
     pub doomed: Option<Doomed>,
-    /// All of its own containers were started.
-    pub started: Option<Milestone>,
+    /// Which of its own containers were started; none yet when absent.
+    pub started: Option<Started>,
     /// Its claimer has fetched the file.
     pub fetched: Option<Milestone>,
     /// Its publisher was started.
@@ -78,6 +78,15 @@ pub struct Doomed {
     pub reason: String,
     /// What it says.
     pub message: String,
+}
+
+/// Containers of a pod that were started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// How many.
+    pub containers: usize,
+    /// When the last of them was.
+    pub last: Milestone,
 }
 
 /// A step that a pod has taken.
@@ -138,7 +147,7 @@ impl WorkerPod {
             unprepared: is_unprepared(pod, &stage, &containers)
                 .then(|| before.and_then(|before| before.unprepared).unwrap_or(now)),
             doomed: doomed(pod, before, now),
-            started: reached(|before| before.started, containers.all_own(was_started)),
+            started: started(&containers, before, now),
             fetched: reached(|before| before.fetched, claimer.is_some_and(succeeded)),
             publishing: reached(|before| before.publishing, publisher.is_some_and(was_started)),
             published: reached(|before| before.published, publisher.is_some_and(succeeded)),
@@ -188,6 +197,15 @@ impl WorkerPod {
 pub fn is_held(pod: &ObjectMeta) -> bool {
     let has_finalizers = pod.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
     pod.deletion_timestamp.is_some() && pod.deletion_grace_period_seconds == Some(0) && has_finalizers
+}
+
+fn started(containers: &Containers<'_>, before: Option<&WorkerPod>, now: Instant) -> Option<Started> {
+    let known = before.and_then(|before| before.started);
+    let number = containers.own().filter(|container| was_started(container)).count();
+    if number <= known.map_or(0, |known| known.containers) {
+        return known;
+    }
+    Some(Started { containers: number, last: Milestone { at: now, witnessed: before.is_some() } })
 }
 
 fn phase(pod: &Pod) -> Option<&str> {

@@ -26,7 +26,7 @@ pub enum Stage {
 }
 
 /// A container that cannot be started.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stuck {
     /// Which one.
     pub container: String,

@@ -283,14 +283,15 @@ fn steps_are_witnessed_only_if_the_pod_was_seen_before_them() {
     let waits = || json!({"waiting": {"reason": "PodInitializing"}});
     let now = Instant::now();
     let claiming = WorkerPod::read(&pod(runs(), waits(), waits()), None, now);
-    assert_eq!((claiming.fetched, claiming.started), (None, None));
+    let started = |pod: &WorkerPod| pod.started.map(|started| (started.containers, started.last.witnessed));
+    assert_eq!((claiming.fetched, started(&claiming)), (None, Some((1, false))));
     let working = WorkerPod::read(&pod(ended(0), runs(), waits()), Some(&claiming), now);
     let witnessed = Some(Milestone { at: now, witnessed: true });
-    assert_eq!((working.fetched, working.started, working.publishing), (witnessed, None, None));
+    assert_eq!((working.fetched, started(&working), working.publishing), (witnessed, Some((2, true)), None));
     let publishing = WorkerPod::read(&pod(ended(0), ended(0), runs()), Some(&working), now);
     assert_eq!(
-        (publishing.started, publishing.publishing, publishing.published),
-        (witnessed, witnessed, None)
+        (started(&publishing), publishing.publishing, publishing.published),
+        (Some((3, true)), witnessed, None)
     );
     let published = WorkerPod::read(&pod(ended(0), ended(0), ended(0)), Some(&publishing), now);
     assert_eq!(published.published, witnessed);
@@ -298,7 +299,7 @@ fn steps_are_witnessed_only_if_the_pod_was_seen_before_them() {
     assert_eq!(found.published, Some(Milestone { at: now, witnessed: false }), "by a restarted operator");
     let not_started = json!({"terminated": {"exitCode": 128, "reason": "StartError"}});
     let failed = WorkerPod::read(&pod(ended(0), ended(0), not_started), Some(&working), now);
-    assert_eq!(failed.started, None);
+    assert_eq!(started(&failed), Some((2, true)), "the third was never started");
 }
 
 #[test]

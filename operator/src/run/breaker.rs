@@ -13,7 +13,7 @@ use strum::VariantArray;
 use super::dependency::{Dependency, Operation};
 use super::verdict::{Judgement, Known};
 use crate::error::Obstacle;
-use crate::pods::WorkerPod;
+use crate::pods::{Milestone, WorkerPod};
 
 /// Disruptions in a row that open a breaker: one or two happen to every network.
 const OPENS_AFTER: u32 = 3;
@@ -69,6 +69,8 @@ struct Breaker {
     disruptions: u32,
     last_disruption: Option<Instant>,
     last_success: Option<Instant>,
+    /// How many containers the pod that failed last had started.
+    failed_after: usize,
     /// The last error, or one that is little older.
     message: Option<(String, Instant)>,
     open: Option<Open>,
@@ -84,17 +86,18 @@ impl Breakers {
     /// Notes what pods show: a finished fetch or publication, and containers that have started. To be called with all pods
     /// of a pass, also those that are gone, before they are judged.
     pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = &'a WorkerPod>) {
-        let (mut started, mut fetched, mut published) = (None, None, None);
+        let (mut image, mut container, mut fetched, mut published) = (None, None, None, None);
         for pod in pods {
-            let at =
-                |step: Option<crate::pods::Milestone>| step.filter(|step| step.witnessed).map(|step| step.at);
-            started = started.max(at(pod.started));
+            let at = |step: Option<Milestone>| step.filter(|step| step.witnessed).map(|step| step.at);
+            image = image.max(at(self.went_further(Dependency::Image, pod)));
+            container = container.max(at(self.went_further(Dependency::Container, pod)));
             fetched = fetched.max(at(pod.fetched));
             published = published.max(at(pod.published));
         }
-        if let Some(at) = started {
-            self.succeeded(Dependency::Image, at);
-            self.succeeded(Dependency::Container, at);
+        for (dependency, started) in [(Dependency::Image, image), (Dependency::Container, container)] {
+            if let Some(at) = started {
+                self.succeeded(dependency, at);
+            }
         }
         if let Some(at) = fetched {
             self.operation_succeeded(Operation::Fetch, at);
@@ -103,6 +106,12 @@ impl Breakers {
         if let Some(at) = published {
             self.operation_succeeded(Operation::Publish, at);
         }
+    }
+
+    /// The last start of a pod that started more containers than the pod that failed: the container that failed there works.
+    fn went_further(&self, dependency: Dependency, pod: &WorkerPod) -> Option<Milestone> {
+        let failed_after = self.breakers.get(&dependency).map_or(0, |breaker| breaker.failed_after);
+        pod.started.filter(|started| started.containers > failed_after).map(|started| started.last)
     }
 
     /// Notes what a judgement says about a dependency. An object that fails while another one can be reached is no outage.
@@ -115,6 +124,7 @@ impl Breakers {
             _ => {
                 let reason = judgement.failure().map(queue::Failure::reason).unwrap_or_default();
                 self.disrupted(dependency, judgement.at, reason);
+                self.breakers.entry(dependency).or_default().failed_after = judgement.started;
             }
         }
     }
@@ -150,13 +160,24 @@ impl Breakers {
         let mut open: Vec<(Dependency, Open)> = self.open_now().collect();
         open.retain(|(dependency, _)| dependency.label().is_some());
         let Some(next) = open.iter().map(|(_, open)| open.next_probe).max() else { return Probe::Full };
-        let is_probe = |pod: &WorkerPod| open.iter().any(|(dependency, _)| may_show(*dependency, pod));
+        let is_probe = |pod: &WorkerPod| open.iter().any(|(dependency, _)| self.may_show(*dependency, pod));
         if unseen > 0 || alive.into_iter().any(is_probe) {
             return Probe::UnderWay;
         }
         match next.checked_duration_since(now).filter(|left| !left.is_zero()) {
             Some(left) => Probe::Wait(left),
             None => Probe::One,
+        }
+    }
+
+    /// Whether a living pod will still show whether a dependency works.
+    fn may_show(&self, dependency: Dependency, pod: &WorkerPod) -> bool {
+        match dependency {
+            Dependency::SourceCredentials | Dependency::Source | Dependency::Workspace => {
+                pod.fetched.is_none()
+            }
+            Dependency::SinkCredentials | Dependency::Sink => pod.published.is_none(),
+            Dependency::Image | Dependency::Container => self.went_further(dependency, pod).is_none(),
         }
     }
 
@@ -194,15 +215,6 @@ impl Breakers {
         Dependency::VARIANTS
             .iter()
             .filter_map(|dependency| Some((*dependency, self.breakers.get(dependency)?.open?)))
-    }
-}
-
-/// Whether a living pod will still show whether a dependency works.
-fn may_show(dependency: Dependency, pod: &WorkerPod) -> bool {
-    match dependency {
-        Dependency::SourceCredentials | Dependency::Source | Dependency::Workspace => pod.fetched.is_none(),
-        Dependency::SinkCredentials | Dependency::Sink => pod.published.is_none(),
-        Dependency::Image | Dependency::Container => pod.started.is_none(),
     }
 }
 

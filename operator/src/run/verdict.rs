@@ -51,6 +51,8 @@ pub struct Judgement {
     pub at: Instant,
     /// The entry that the pod processed, if it said so; otherwise its first one.
     pub entry: Option<EntryId>,
+    /// How many of its containers the pod had started.
+    pub started: usize,
     /// What a storage failure showed about the storage: whether another object could be reached at the same moment.
     pub canary: Option<bool>,
 }
@@ -142,7 +144,8 @@ fn took(report: &Report) -> Duration {
 
 fn judgement(pod: &WorkerPod, verdict: Verdict, cause: Cause) -> Judgement {
     let entry = pod.claimer.as_ref().and_then(|report| report.entry.clone());
-    Judgement { verdict, cause, at: pod.since, entry: entry.map(EntryId::from), canary: None }
+    let started = pod.started.map_or(0, |started| started.containers);
+    Judgement { verdict, cause, at: pod.since, entry: entry.map(EntryId::from), started, canary: None }
 }
 
 fn disruption(pod: &WorkerPod, cause: Cause, failure: Failure, counts: bool) -> Judgement {

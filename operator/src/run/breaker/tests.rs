@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::error::Reason;
-use crate::pods::{Failed, Milestone, Stage};
+use crate::pods::{Failed, Milestone, Stage, Started, Stuck};
 use crate::run::verdict;
 use protocol::container::CLAIMER;
 use protocol::{Exit, Report};
@@ -204,14 +204,26 @@ fn success_of_one_storage_says_nothing_about_the_other() {
 }
 
 #[test]
-fn an_image_is_back_when_all_containers_of_a_pod_have_started() {
+fn an_image_is_back_as_soon_as_its_container_has_started_also_if_others_still_wait() {
     let (mut breakers, now) = (Breakers::default(), Instant::now());
-    (0..OPENS_AFTER).for_each(|_| breakers.disrupted(Dependency::Image, now, "ImagePullBackOff: b"));
-    breakers.observe([&fetched(now + SECOND, true)]);
-    assert_ne!(probe(&breakers, now + SECOND, &[]), Probe::Full, "the claimer has another image");
-    let started = Some(Milestone { at: now + SECOND, witnessed: true });
-    breakers.observe([&WorkerPod { started, ..fetched(now + SECOND, true) }]);
-    assert_eq!(probe(&breakers, now + SECOND, &[]), Probe::Full);
+    let with = |containers, at, stage| {
+        let started = Some(Started { containers, last: Milestone { at, witnessed: true } });
+        WorkerPod { started, ..WorkerPod::in_stage("p", stage, at) }
+    };
+    let stuck = Stuck { reason: "ImagePullBackOff".into(), ..Stuck::default() };
+    for _ in 0..OPENS_AFTER {
+        let pod = with(1, now, Stage::Stuck(stuck.clone()));
+        breakers.judged(&verdict::of_stuck(&pod, &stuck));
+    }
+    let later = now + SECOND;
+    let claiming = with(1, later, Stage::Working);
+    breakers.observe([&claiming]);
+    assert_ne!(probe(&breakers, later, &[]), Probe::Full, "the claimer has another image");
+    assert_eq!(probe(&breakers, later, &[Arc::new(claiming)]), Probe::UnderWay, "it will show");
+    let filtering = with(2, later, Stage::Working);
+    assert_eq!(probe(&breakers, later, &[Arc::new(filtering.clone())]), Probe::One, "it has shown before");
+    breakers.observe([&filtering]);
+    assert_eq!(probe(&breakers, later, &[]), Probe::Full, "its publisher need not have started");
 }
 
 #[test]
