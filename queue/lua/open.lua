@@ -22,9 +22,9 @@ end
 
 local meta = redis.call('HMGET', META, 'owner', 'epoch', 'state', 'namespace', 'name', 'spec', 'takenOver')
 if meta[1] and meta[1] ~= UID then return { 'TAKEN', meta[1], meta[4] or '', meta[5] or '' } end
-if meta[1] and meta[3] == 'closed' then return finished(META) end
--- A run that was created again goes on where the former one was, if it is the same run.
+-- A run that was created again goes on where the former one was, or gets its outcome, if it is the same run.
 local another_run = meta[7] and meta[6] ~= SPEC
+if meta[1] and meta[3] == 'closed' and not another_run then return finished(META) end
 if meta[1] and not another_run and group_info() and backlog() then
   redis.call('HDEL', META, 'takenOver')
   redis.call('HSET', META, 'namespace', NAMESPACE, 'name', NAME)

@@ -80,6 +80,18 @@ async fn a_run_that_was_created_again_with_another_spec_starts_again() {
     assert_eq!(counts(&started).await, (0, 0, 0, 0, 0));
 }
 
+/// Its details may outlive its entry in the ledger.
+#[tokio::test]
+async fn the_outcome_of_a_run_with_another_spec_is_not_taken_over() {
+    let server = TestServer::start(Flavor::Valkey).await;
+    let (connection, run) = (server.connect(), run_id("other-spec"));
+    finish(&server, "other-spec", &KEEP).await;
+    let mut forget = redis::cmd("DEL");
+    server.raw(forget.arg(run.key("ledger"))).await;
+    assert!(RunQueue::take_over(&connection, &run, "uid-1", &owner("uid-2")).await.unwrap());
+    assert!(matches!(open_as(&connection, &run, "uid-2", "spec-2").await, Opened::Created(_)));
+}
+
 #[tokio::test]
 async fn the_ledger_forgets_a_run_only_so_long_after_it_was_last_seen() {
     for flavor in Flavor::ALL {
