@@ -64,6 +64,7 @@ fn up(error: &StorageError) -> Option<bool> {
         // It was deleted since. That proves nothing: some services say so of whole buckets that they cannot reach.
         StorageError::Gone(_) => None,
         StorageError::NoAccess(_)
+        | StorageError::NoBucket(_)
         | StorageError::Unreachable(_)
         | StorageError::Refused(_)
         | StorageError::Unusable(_)

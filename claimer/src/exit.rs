@@ -16,7 +16,10 @@ pub(crate) fn of_storage(error: &StorageError) -> Exit {
         StorageError::NoAccess(_) => Exit::NoAccess,
         StorageError::Gone(_) => Exit::ObjectGone,
         StorageError::Changed(_) => Exit::ObjectChanged,
-        StorageError::Unreachable(_) | StorageError::Unusable(_) => Exit::StorageUnreachable,
+        // Without its bucket no file is at fault.
+        StorageError::Unreachable(_) | StorageError::Unusable(_) | StorageError::NoBucket(_) => {
+            Exit::StorageUnreachable
+        }
         StorageError::Refused(_) => Exit::StorageRefused,
         // No guard is ever set here: where a pod may connect to is for network policies to say.
         StorageError::AddressRefused(_) => Exit::BadSettings,

@@ -16,11 +16,12 @@ pub enum Exit {
     RunClosed = 13,
     /// The storage refuses us (401, 403), or there are no credentials.
     NoAccess = 14,
-    /// The object or its bucket does not exist.
+    /// The object does not exist.
     ObjectGone = 15,
     /// The object is not the one that was listed: its etag, length or checksum differs.
     ObjectChanged = 16,
-    /// The storage does not answer, answers 408, 429 or 5xx, or its certificate is not trusted; after all tries.
+    /// The storage does not answer, answers 408, 429 or 5xx, knows no such bucket, or its certificate is not trusted; after all
+    /// tries.
     StorageUnreachable = 17,
     /// No space left in the workspace.
     DiskFull = 18,

@@ -19,9 +19,12 @@ pub enum StorageError {
     /// The service refuses us, or there are no credentials.
     #[error("access refused: {0}")]
     NoAccess(String),
-    /// The object or its bucket does not exist.
+    /// The object does not exist.
     #[error("not found: {0}")]
     Gone(String),
+    /// The bucket does not exist, as far as the service knows: a gateway whose volume is not mounted says so, too.
+    #[error("no such bucket: {0}")]
+    NoBucket(String),
     /// The object is not the one that was asked for.
     #[error("changed since it was listed: {0}")]
     Changed(String),
@@ -46,6 +49,7 @@ impl StorageError {
             Self::Unreachable(_) => true,
             Self::NoAccess(_)
             | Self::Gone(_)
+            | Self::NoBucket(_)
             | Self::Changed(_)
             | Self::Refused(_)
             | Self::Unusable(_)
@@ -88,6 +92,7 @@ where
                 Self::Unreachable(said)
             }
             _ if is_code(&["ExpiredToken", "InvalidToken"]) => Self::NoAccess(said),
+            _ if is_code(&["NoSuchBucket"]) => Self::NoBucket(said),
             Some(401 | 403) => Self::NoAccess(said),
             Some(404) => Self::Gone(said),
             // If-Match failed, or the object is shorter than the range that was asked for.

@@ -140,6 +140,13 @@ async fn an_object_that_is_really_gone_and_keys_that_are_really_wrong_are_called
     bench.offer("a", b"x").await;
     bench.s3.client.request(Method::DELETE, &format!("/{BUCKET}/a"), Default::default()).await.unwrap();
     bench.claim().await.assert_failed(15, &["ObjectGone"]);
+    // A gateway whose volume is not mounted says so of every bucket: no file is at fault.
+    bench
+        .set("S3_BUCKET", "elsewhere")
+        .claim()
+        .await
+        .assert_failed(17, &["StorageUnreachable", "NoSuchBucket"]);
+    bench.set("S3_BUCKET", BUCKET);
     bench
         .set("S3_SECRET_ACCESS_KEY", "wrong")
         .claim()

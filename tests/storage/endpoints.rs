@@ -43,7 +43,7 @@ async fn a_bucket_that_is_not_there_is_called_so() {
     let mut bucket = bucket(&s3.url);
     bucket.name = "elsewhere".to_owned();
     let error = first_page(&bucket).await.unwrap_err();
-    assert!(matches!(&error, StorageError::Gone(said) if said.contains("NoSuchBucket")), "{error:?}");
+    assert!(matches!(&error, StorageError::NoBucket(said) if said.contains("NoSuchBucket")), "{error:?}");
 }
 
 #[tokio::test]
