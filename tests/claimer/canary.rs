@@ -1,5 +1,5 @@
-//! The canary: after a failure of the storage one byte of an object that could be read before, so that a single bad object
-//! is told from a storage that is down.
+//! The canary: after a failure of the storage the claimer reads one byte of an object that could be read before. That tells a
+//! single bad object from a storage that is down.
 
 use std::time::Duration;
 

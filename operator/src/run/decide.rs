@@ -93,7 +93,8 @@ pub fn decide(seen: &Seen<'_>) -> Plan {
     Plan::GoOn { create, dismiss: alive.saturating_sub(limits.parallelism), wake }
 }
 
-fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
+/// How the run ends, if it does.
+pub fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
     if stats.state == State::Closing {
         return Some(End::Aborted);
     }

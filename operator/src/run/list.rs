@@ -7,8 +7,7 @@ use queue::{Listing, State, Stats};
 use storage::{Lister, Selection};
 
 use super::RESYNC;
-use super::breaker::Probe;
-use super::decide::{self, End, Plan, Seen};
+use super::decide;
 use super::listing::ListingTask;
 use super::pass::{Next, Pass, Prepared, Stop};
 use super::source_bucket::source_bucket;
@@ -54,7 +53,7 @@ impl Pass<'_> {
             return Ok(None);
         }
         self.report.phase = Some(Phase::Listing);
-        if let Some(end) = self.end_while_listing(prepared, &stats) {
+        if let Some(end) = decide::end(&stats, &prepared.limits, self.age()) {
             return self.end_run(prepared, end).await.map(Some);
         }
         let left = prepared.limits.timeout.map_or(RESYNC, |timeout| timeout.saturating_sub(self.age()));
@@ -66,23 +65,6 @@ impl Pass<'_> {
         let wait =
             wait.unwrap_or(if self.memory.listing.task.is_some() { PAUSE_NOTICED_WITHIN } else { RESYNC });
         Ok(Some(Next::Within(wait.min(left))))
-    }
-
-    fn end_while_listing(&self, prepared: &Prepared, stats: &Stats) -> Option<End> {
-        let seen = Seen {
-            stats,
-            limits: &prepared.limits,
-            alive: 0,
-            in_flight: 0,
-            suspended: self.run.spec.suspend,
-            age: self.age(),
-            backing_off: true,
-            probe: Probe::Full,
-        };
-        match decide::decide(&seen) {
-            Plan::End(end) => Some(end),
-            Plan::GoOn { .. } => None,
-        }
     }
 
     /// Follows the task that lists, or starts it again; returns how long it still waits after a failure.

@@ -21,13 +21,6 @@ use crate::error::{Error, Obstacle, Reason};
 use crate::pods::{Stage, WorkerPod};
 use crate::world::View;
 
-/// What is to be done with the pods.
-struct Demand {
-    create: u64,
-    dismiss: u64,
-    wake: Option<Duration>,
-}
-
 impl Pass<'_> {
     /// While files are being processed.
     pub async fn process(&mut self, prepared: &Prepared) -> Result<Next, Stop> {
@@ -46,24 +39,24 @@ impl Pass<'_> {
         let suspended = self.run.spec.suspend || self.view.job.as_deref().is_some_and(is_suspended);
         let plan = self.decide(prepared, &stats, suspended);
         self.remove_pods(&settled.lost, Removal::AtOnce).await?;
-        let demand = match plan {
+        let (create, dismiss, wake) = match plan {
             Plan::End(end) => return self.end_run(prepared, end).await,
-            Plan::GoOn { create, dismiss, wake } => Demand { create, dismiss, wake },
+            Plan::GoOn { create, dismiss, wake } => (create, dismiss, wake),
         };
         let job = self.ensure_job(prepared, &stats).await?;
         self.remove_pods(&settled.removable, Removal::Graceful).await?;
         if suspended {
             self.report.phase = Some(Phase::Suspended);
         }
-        if demand.dismiss > 0 {
-            self.dismiss_idle(prepared, demand.dismiss).await?;
+        if dismiss > 0 {
+            self.dismiss_idle(prepared, dismiss).await?;
         }
         let mut more = settled.again || settled.removable.len() == BATCH;
         if let Some(job) = &job {
             self.report.job_name = Some(job.name_any());
-            if demand.create > 0 && !is_suspended(job) {
-                self.create_pods(job, demand.create).await?;
-                more |= demand.create > BATCH as u64;
+            if create > 0 && !is_suspended(job) {
+                self.create_pods(job, create).await?;
+                more |= create > BATCH as u64;
             }
             self.publish_job_if_due(job, suspended).await?;
         }
@@ -72,7 +65,7 @@ impl Pass<'_> {
         }
         self.report_obstacle(&stats);
         let waits = [
-            demand.wake,
+            wake,
             promoted.next,
             // Only now: it may have begun in this pass.
             self.memory.creation.waits(Instant::now()),

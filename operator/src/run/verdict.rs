@@ -122,7 +122,7 @@ pub fn vanished(pod: &str) -> Failure {
 }
 
 /// The reason of a file that took too long.
-pub fn timed_out(limit: Duration) -> Failure {
+fn timed_out(limit: Duration) -> Failure {
     Failure::new(&format!("FileTimeout: the attempt took longer than {limit:?}"), None)
 }
 
