@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request as HttpRequest, State};
 use axum::http::{HeaderValue, StatusCode, Version, header};
 use axum::middleware::{self, Next};
@@ -16,6 +16,7 @@ use axum::routing::{get, post};
 use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
 use crds::rules::Kind;
+use http_body_util::{BodyExt, Collected, Limited};
 use serde_json::json;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -189,11 +190,20 @@ impl Drop for InFlight<'_> {
     }
 }
 
-async fn read(body: Body, limit: Duration) -> Result<Bytes, Response> {
-    match timeout(limit, to_bytes(body, BODY_MAX)).await {
+/// Reads a body to its end even if it is too large: answering a caller that is still sending would close the connection
+/// under it, and the caller would see a broken pipe instead of the answer.
+async fn read(mut body: Body, limit: Duration) -> Result<Bytes, Response> {
+    let whole = async {
+        let collected = Limited::new(&mut body, BODY_MAX).collect().await.map(Collected::to_bytes);
+        if collected.is_err() {
+            while let Some(Ok(_)) = body.frame().await {}
+        }
+        collected
+    };
+    match timeout(limit, whole).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) => {
-            let message = format!("read the body, of at most {BODY_MAX} bytes: {error}");
+            let message = format!("cannot read the body, of at most {BODY_MAX} bytes: {error}");
             Err(failure(StatusCode::PAYLOAD_TOO_LARGE, &message))
         }
         Err(_elapsed) => {
