@@ -1,0 +1,38 @@
+//! The protocol `Exec`: the command runs once per file.
+
+use std::time::Instant;
+
+use crate::{end::End, host::Host, link::Link, spawn::Stdin, usage::Usage, wire::Done, workspace::Workspace};
+
+/// Runs the command for the current file.
+pub(crate) fn process(
+    host: &mut Host,
+    link: &mut Link,
+    workspace: &Workspace,
+    deadline: Option<Instant>,
+) -> Result<Done, End> {
+    let before = Usage::now(None);
+    host.output.tail.clear();
+    host.mark(&format!("begin {}", workspace.source()))?;
+    let mut running = host.start(Stdin::Empty)?;
+    let asked = match host.attend(&mut running, link, deadline) {
+        Ok(asked) => asked,
+        Err(end) => {
+            host.abandon(Some(running));
+            return Err(end);
+        }
+    };
+    let ended = host.end(running)?;
+    let ending = asked.unwrap_or(ended);
+    host.mark(&format!("end {ending}"))?;
+    workspace.share_results();
+    let usage = Usage::now(None);
+    Ok(Done {
+        ending,
+        cpu: usage.cpu_since(&before),
+        peak_memory_kib: usage.peak_memory_kib,
+        oom_killed: usage.oom_killed_since(&before),
+        after_term: host.signals.was_terminated(),
+        text: workspace.take_termination_text().unwrap_or_else(|| host.output.tail.last_lines()),
+    })
+}

@@ -1,0 +1,129 @@
+//! Starts the filter's command as the container runtime would have: same environment, folder, user and signals.
+//!
+//! By `posix_spawn` and not by std, which leaves to a child the signals that we block. Nothing runs between fork and
+//! exec, so the kernel copies no memory.
+
+use std::{
+    env,
+    ffi::{CStr, CString, OsString},
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::Path,
+};
+
+use nix::{
+    errno::Errno,
+    spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn},
+    sys::signal::SigSet,
+    unistd::Pid,
+};
+
+use crate::program::Program;
+
+const TMPDIR: &[u8] = b"TMPDIR=";
+
+/// Everything that is the same for every file.
+pub(crate) struct Spawner {
+    program: Program,
+    arguments: Vec<CString>,
+    environment: Vec<CString>,
+    nothing: File,
+}
+
+/// What the process reads.
+#[derive(Clone, Copy)]
+pub(crate) enum Stdin {
+    Empty,
+    Pipe,
+}
+
+/// A process that was started, and its pipes.
+pub(crate) struct Spawned {
+    pub(crate) pid: Pid,
+    /// Both ends.
+    pub(crate) stdin: Option<(OwnedFd, OwnedFd)>,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+}
+
+impl Spawner {
+    pub(crate) fn new(program: Program) -> Result<Self, String> {
+        let nothing = File::open("/dev/null").map_err(|error| format!("cannot open /dev/null: {error}"))?;
+        let arguments =
+            program.arguments.iter().cloned().map(OsString::into_vec).filter_map(c_string).collect();
+        let pair = |(mut name, value): (OsString, OsString)| {
+            name.push("=");
+            name.push(value);
+            c_string(name.into_vec())
+        };
+        Ok(Self { program, arguments, environment: env::vars_os().filter_map(pair).collect(), nothing })
+    }
+
+    /// Starts a process in a group of its own. The error says why the command cannot be executed.
+    pub(crate) fn spawn(&self, stdin: Stdin, temporary: Option<&Path>) -> Result<Spawned, String> {
+        let spawned = self.try_spawn(stdin, temporary).map_err(|error| self.refusal(error))?;
+        // From outside, because a hook between fork and exec would cost more. Short of memory, the kernel shall choose
+        // the filter and not the shim. A process that has ended already needs nothing.
+        let _ = fs::write(format!("/proc/{}/oom_score_adj", spawned.pid), "1000");
+        Ok(spawned)
+    }
+
+    fn try_spawn(&self, stdin: Stdin, temporary: Option<&Path>) -> nix::Result<Spawned> {
+        let (stdout, its_stdout) = io::pipe().map_err(errno)?;
+        let (stderr, its_stderr) = io::pipe().map_err(errno)?;
+        let feed = match stdin {
+            Stdin::Empty => None,
+            Stdin::Pipe => Some(io::pipe().map_err(errno)?),
+        };
+        let its_stdin =
+            feed.as_ref().map_or(self.nothing.as_raw_fd(), |(its_stdin, _)| its_stdin.as_raw_fd());
+        let mut files = PosixSpawnFileActions::init()?;
+        for (file, number) in [its_stdin, its_stdout.as_raw_fd(), its_stderr.as_raw_fd()].into_iter().zip(0..)
+        {
+            files.add_dup2(file, number)?;
+        }
+        let fresh = temporary.and_then(|folder| c_string([TMPDIR, folder.as_os_str().as_bytes()].concat()));
+        let inherited = self.environment.iter().map(CString::as_c_str);
+        let inherited = inherited.filter(|pair| fresh.is_none() || !pair.to_bytes().starts_with(TMPDIR));
+        let environment: Vec<&CStr> = inherited.chain(fresh.as_deref()).collect();
+        let pid = posix_spawn(&self.program.path, &files, &attributes()?, &self.arguments, &environment)?;
+        let stdin = feed.map(|(its_stdin, feed)| (its_stdin.into(), feed.into()));
+        Ok(Spawned { pid, stdin, stdout: stdout.into(), stderr: stderr.into() })
+    }
+
+    fn refusal(&self, error: Errno) -> String {
+        let hint = match error {
+            Errno::ENOEXEC => ": it is made for another architecture, or is a script without `#!`",
+            Errno::ENOENT => ": it has gone, or what interprets or loads it is missing",
+            _ => "",
+        };
+        format!("cannot execute `{}`: {}{hint}", self.program.path.display(), error.desc())
+    }
+}
+
+fn attributes() -> nix::Result<PosixSpawnAttr> {
+    let mut attributes = PosixSpawnAttr::init()?;
+    attributes.set_flags(
+        PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK
+            | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
+    )?;
+    attributes.set_pgroup(Pid::from_raw(0))?;
+    attributes.set_sigmask(&SigSet::empty())?;
+    // Rust programs ignore SIGPIPE, and this one may have inherited others that are ignored.
+    attributes.set_sigdefault(&SigSet::all())?;
+    Ok(attributes)
+}
+
+/// What came from the kernel as an argument or a variable has no zero in it.
+fn c_string(bytes: Vec<u8>) -> Option<CString> {
+    CString::new(bytes).ok()
+}
+
+fn errno(error: io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or_default())
+}

@@ -1,0 +1,94 @@
+//! What a file costs: CPU time, memory, and whether it took too much of that.
+
+use std::{fs, time::Duration};
+
+use nix::{
+    sys::{
+        resource::{UsageWho, getrusage},
+        time::TimeVal,
+    },
+    time::clock_getcpuclockid,
+    unistd::Pid,
+};
+
+/// Counters of the container's memory cgroup, version 2 and version 1.
+const OOM_COUNTERS: [&str; 2] = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"];
+
+/// The counters at one moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Usage {
+    /// Of all processes that were reaped.
+    reaped: Duration,
+    /// Of the process that is kept, if one is.
+    kept: Duration,
+    pub(crate) peak_memory_kib: u64,
+    oom_kills: u64,
+}
+
+impl Usage {
+    pub(crate) fn now(kept: Option<Pid>) -> Self {
+        let (reaped, peak) = of_children();
+        Self {
+            reaped,
+            kept: kept.and_then(cpu_of).unwrap_or_default(),
+            peak_memory_kib: peak.max(kept.and_then(peak_of).unwrap_or_default()),
+            oom_kills: OOM_COUNTERS
+                .iter()
+                .find_map(|path| oom_kills(&fs::read_to_string(path).ok()?))
+                .unwrap_or(0),
+        }
+    }
+
+    /// CPU time since then. A kept process that has been reaped meanwhile brings its whole life, of which that was
+    /// counted before.
+    pub(crate) fn cpu_since(&self, before: &Self) -> Duration {
+        (self.reaped + self.kept).saturating_sub(before.reaped + before.kept)
+    }
+
+    pub(crate) fn oom_killed_since(&self, before: &Self) -> bool {
+        self.oom_kills > before.oom_kills
+    }
+}
+
+fn of_children() -> (Duration, u64) {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else { return Default::default() };
+    (duration(usage.user_time()) + duration(usage.system_time()), usage.max_rss().try_into().unwrap_or(0))
+}
+
+fn duration(time: TimeVal) -> Duration {
+    let micros = i128::from(time.tv_sec()) * 1_000_000 + i128::from(time.tv_usec());
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
+fn cpu_of(pid: Pid) -> Option<Duration> {
+    Some(clock_getcpuclockid(pid).ok()?.now().ok()?.into())
+}
+
+fn peak_of(pid: Pid) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+fn oom_kills(counters: &str) -> Option<u64> {
+    counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_of_cgroups_count_kills() {
+        assert_eq!(oom_kills("low 0\nhigh 0\nmax 4\noom 2\noom_kill 3\noom_group_kill 0\n"), Some(3));
+        assert_eq!(oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"), Some(1));
+        assert_eq!(oom_kills("oom_kill_disable 0\nunder_oom 0\n"), None);
+    }
+
+    #[test]
+    fn a_running_process_has_time_and_memory() {
+        let own = nix::unistd::getpid();
+        assert!(peak_of(own).unwrap() > 100);
+        assert!(cpu_of(own).unwrap() > Duration::ZERO);
+    }
+}
