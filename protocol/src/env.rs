@@ -3,7 +3,7 @@
 
 /// Work stream of the run.
 pub const STREAM: &str = "STREAM";
-/// Consumer group of the run.
+/// Consumer group of the run. Only claimers of older versions read it: pods of a run whose operator was rolled back.
 pub const GROUP: &str = "GROUP";
 /// Where Valkey is.
 pub const VALKEY_URL: &str = "VALKEY_URL";
@@ -25,6 +25,16 @@ pub const QUEUE_DENIED_TIMEOUT: &str = "QUEUE_DENIED_TIMEOUT";
 pub const FILTERS: &str = "OPENFILTER_FILTERS";
 /// The filter whose results are published.
 pub const SINK_FROM: &str = "SINK_FROM";
+/// How the filters of a file relate in time.
+pub const ORDER: &str = "OPENFILTER_ORDER";
+/// How long one file may take.
+pub const FILE_TIMEOUT: &str = "OPENFILTER_FILE_TIMEOUT";
+/// Bytes of files that are fetched before their turn.
+pub const PREFETCH_BYTES: &str = "OPENFILTER_PREFETCH_BYTES";
+/// Folder that a claimer copies the shim into, if filters of its pod want lines.
+pub const INSTALL_TO: &str = "OPENFILTER_INSTALL_TO";
+/// Folder with the shim, and a socket for each filter.
+pub const LINKS: &str = "OPENFILTER_LINKS";
 /// Folder that the containers share.
 pub const WORKSPACE: &str = "WORKSPACE";
 /// Where the termination message is written.
@@ -54,9 +64,12 @@ pub struct Bucket {
     pub max_attempts: &'static str,
     /// Whether an etag may be an MD5.
     pub etag_is_md5: &'static str,
-    /// Key of an object that this run has fetched or published before.
+    /// Keys of objects that this run has fetched or published before, the newest first, separated by [`CANARY_SEPARATOR`].
     pub canary_key: &'static str,
 }
+
+/// Between the keys of canaries. A report escapes control characters, so no key that is known from one contains it.
+pub const CANARY_SEPARATOR: char = '\n';
 
 macro_rules! bucket {
     ($start:literal) => {

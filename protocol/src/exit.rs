@@ -12,8 +12,6 @@ pub enum Exit {
     QueueUnreachable = 11,
     /// Valkey refused user, password or rights for as long as `QUEUE_DENIED_TIMEOUT`.
     QueueDenied = 12,
-    /// The run is closed or deleted: there is nothing to claim.
-    RunClosed = 13,
     /// The storage refuses us (401, 403), or there are no credentials.
     NoAccess = 14,
     /// The object does not exist.
@@ -37,6 +35,10 @@ pub enum Exit {
     NothingToPublish = 23,
     /// The storage refuses the request itself (another 4xx).
     StorageRefused = 24,
+    /// A filter's command cannot be executed in its container.
+    FilterUnusable = 25,
+    /// The container of a filter is gone, or says what this version does not understand.
+    FilterLost = 26,
     /// SIGTERM or SIGINT.
     Terminated = 143,
 }
@@ -68,14 +70,15 @@ impl Exit {
             | Self::PublishIncomplete
             | Self::ObjectTruncated
             | Self::NothingToPublish
-            | Self::StorageRefused => true,
+            | Self::StorageRefused
+            | Self::FilterLost => true,
             Self::BadSettings
             | Self::QueueUnreachable
             | Self::QueueDenied
-            | Self::RunClosed
             | Self::DiskFull
             | Self::LocalIo
             | Self::QueueBroken
+            | Self::FilterUnusable
             | Self::Terminated => false,
         }
     }

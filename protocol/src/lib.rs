@@ -10,7 +10,9 @@ pub mod names;
 mod report;
 mod run_id;
 pub mod secret;
+mod state;
 
 pub use exit::Exit;
 pub use report::Report;
 pub use run_id::{RUN_ID_MAX, RunId, RunIdError};
+pub use state::{FileState, FilterEnding, FilterFailure, State, Transfer, TransferFailure};

@@ -68,14 +68,9 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { entry, attempt, outcome, canary, started_ms, ended_ms, text } = self;
-        let (outcome, canary) = match (outcome, canary) {
-            (Ok(()), _) => (OK, ""),
-            (Err(exit), None) => (exit.as_ref(), ""),
-            (Err(exit), Some(true)) => (exit.as_ref(), "+up"),
-            (Err(exit), Some(false)) => (exit.as_ref(), "+down"),
-        };
+        let outcome = outcome.map_or_else(|exit| with_canary(exit, *canary), |()| OK.to_owned());
         let entry = entry.as_deref().unwrap_or(NO_ENTRY);
-        let line = format!("{entry} {attempt} {outcome}{canary} {started_ms}-{ended_ms} {text}");
+        let line = format!("{entry} {attempt} {outcome} {started_ms}-{ended_ms} {text}");
         f.write_str(&one_line(&line))
     }
 }
@@ -87,7 +82,7 @@ fn entry_id(word: &str) -> Option<String> {
 }
 
 /// Digits only: `parse` alone would take a sign.
-fn number(word: &str) -> Option<u64> {
+pub(crate) fn number(word: &str) -> Option<u64> {
     word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok())?
 }
 
@@ -95,17 +90,32 @@ fn outcome(word: &str) -> Option<(Result<(), Exit>, Option<bool>)> {
     if word == OK {
         return Some((Ok(()), None));
     }
+    canary_and_exit(word).map(|(exit, canary)| (Err(exit), canary))
+}
+
+/// `ExitName`, `ExitName+up` or `ExitName+down`.
+pub(crate) fn with_canary(exit: Exit, canary: Option<bool>) -> String {
+    let canary = match canary {
+        None => "",
+        Some(true) => "+up",
+        Some(false) => "+down",
+    };
+    format!("{}{canary}", exit.as_ref())
+}
+
+/// Reads what [`with_canary`] wrote.
+pub(crate) fn canary_and_exit(word: &str) -> Option<(Exit, Option<bool>)> {
     let (name, canary) = match word.split_once('+') {
         None => (word, None),
         Some((name, "up")) => (name, Some(true)),
         Some((name, "down")) => (name, Some(false)),
         Some(_) => return None,
     };
-    Some((Err(Exit::from_str(name).ok()?), canary))
+    Some((Exit::from_str(name).ok()?, canary))
 }
 
 /// Without control characters, which keys may contain, and not too long.
-fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let mut line: String = text
         .chars()
         .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })

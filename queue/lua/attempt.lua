@@ -5,6 +5,9 @@ local BACKOFF_INITIAL, BACKOFF_MAX = tonumber(ARGV[6]), tonumber(ARGV[7])
 local RESULTS_MAX = tonumber(ARGV[8])
 local NOW = now_ms()
 local CLOSED = closed()
+-- Entries that were taken, those of them that are done with, and inboxes of consumers that are forgotten: all of each go in
+-- one command.
+local taken, finished, emptied = {}, {}, {}
 local counted = { succeeded = 0, failed = 0, retried = 0, reclaimed = 0, disrupted = 0 }
 
 local function record(file, attempts, outcome)
@@ -22,6 +25,8 @@ local function take(id, consumer)
   if #held == 1 and held[1][1] == id then
     -- Its entry is acknowledged with it: one command for both.
     redis.call('XGROUP', 'DELCONSUMER', WORK, GROUP, consumer)
+    emptied[#emptied + 1] = inbox_of(consumer)
+    taken[#taken + 1] = id
     return true
   end
   if #held < 2 then return false end
@@ -29,6 +34,8 @@ local function take(id, consumer)
   local row = redis.pcall('XPENDING', WORK, GROUP, id, id, 1, consumer)
   if row.err or #row == 0 or row[1][1] ~= id then return false end
   redis.call('XACK', WORK, GROUP, id)
+  redis.call('XDEL', inbox_of(consumer), id)
+  taken[#taken + 1] = id
   return true
 end
 
@@ -47,7 +54,7 @@ end
 -- and this ends the row.
 local function charge(id, message, pod, retryable, reason, exit_code, jitter)
   local attempts = tonumber(message.attempts) + 1
-  redis.call('XDEL', WORK, id)
+  finished[#finished + 1] = id
   if retryable and attempts < MAX_ATTEMPTS then
     counted.retried = counted.retried + 1
     local delay = delay_after(attempts, jitter)
@@ -63,6 +70,15 @@ local function charge(id, message, pod, retryable, reason, exit_code, jitter)
   add_dead_letter(RUN, message.file, attempts, reason, exit_code, pod)
   record(message.file, attempts, 'failed')
   return { 'DEAD', message.file, attempts }
+end
+
+-- The entry was taken and succeeded.
+local function succeed(id)
+  local message = RESULTS_MAX > 0 and message_of(id)
+  if message then record(message.file, tonumber(message.attempts) + 1, 'succeeded') end
+  finished[#finished + 1] = id
+  counted.succeeded = counted.succeeded + 1
+  return 'SUCCEEDED'
 end
 
 -- The entry was taken and failed.
@@ -95,7 +111,11 @@ local function release(id)
   return 'RELEASED'
 end
 
-local function publish_counts()
+local function conclude()
+  if #emptied > 0 then redis.call('UNLINK', unpack(emptied)) end
+  if #finished > 0 then redis.call('XDEL', WORK, unpack(finished)) end
+  -- What its worker said about an entry has served its purpose.
+  if #taken > 0 then redis.call('HDEL', STATES, unpack(taken)) end
   for name, number in pairs(counted) do
     if number > 0 then redis.call('HINCRBY', META, name, number) end
   end

@@ -24,6 +24,8 @@ end
 if REASON == '' then
   if remaining() > 0 or redis.call('HGET', META, 'listed') ~= '1' then return { 'UNFINISHED', remaining() } end
 else
+  -- From now on nothing is handed out, and what was is not worth starting.
+  if redis.call('HGET', META, 'state') == 'open' then drop_inboxes() end
   redis.call('HSET', META, 'state', 'closing')
   redis.call('HSETNX', META, 'outcome', ARGV[5])
   redis.call('HSETNX', META, 'reason', REASON)
@@ -59,7 +61,7 @@ redis.call('HSET', LEDGER, 'owner', meta[1], 'spec', meta[2], 'outcome', outcome
 -- A queue that an older version opened does not say whose it is.
 if meta[4] then redis.call('HSET', LEDGER, 'namespace', meta[4]) end
 keep_ledger(ARGV[7])
-redis.call('UNLINK', WORK, RETRY)
+redis.call('UNLINK', WORK, RETRY, STATES)
 redis.call('HSET', META, 'state', 'closed', 'outcome', outcome)
 for _, key in ipairs({ META, DLQ, RESULTS }) do redis.call('PEXPIRE', key, ARGV[6]) end
 return { 'CLOSED', outcome, result() }

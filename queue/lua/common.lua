@@ -1,5 +1,5 @@
 -- What every script begins with. All keys of a run share one hash slot when its id is written in braces.
-local WORK, RETRY, DLQ, META, RESULTS, LEDGER = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local WORK, RETRY, DLQ, META, RESULTS, LEDGER, STATES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local GROUP, EPOCH = ARGV[1], ARGV[2]
 
 -- The server's clock is the only one that durations of the queue are measured with.
@@ -8,14 +8,20 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- How long ago the run began, in ms; -1 if that is not known.
+local function age()
+  local begun = redis.call('HGET', META, 'begun')
+  return begun and math.max(0, now_ms() - begun) or -1
+end
+
 local function pairs_of(flat)
   local fields = {}
   for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
   return fields
 end
 
--- What the server knows of the group; nothing if it is gone. Not from XPENDING, which sends consumers' names: a worker
--- chooses its own, of any length.
+-- What the server knows of the group; nothing if it is gone. Not from XPENDING, which sends consumers' names: those that
+-- claimers of older versions chose can have any length.
 local function group_info()
   local groups = redis.pcall('XINFO', 'GROUPS', WORK)
   if groups.err then return nil end
@@ -23,6 +29,20 @@ local function group_info()
     local info = pairs_of(group)
     if info.name == GROUP then return info end
   end
+end
+
+-- Where a worker finds its files.
+local INBOX = WORK:sub(1, -#'work' - 1) .. 'inbox:'
+local function inbox_of(pod)
+  return INBOX .. pod
+end
+
+-- With the stream goes what was handed out of it, and what workers said about that.
+local function drop_inboxes()
+  redis.call('UNLINK', STATES)
+  local consumers = redis.pcall('XINFO', 'CONSUMERS', WORK, GROUP)
+  if consumers.err then return end
+  for _, consumer in ipairs(consumers) do redis.call('UNLINK', inbox_of(pairs_of(consumer).name)) end
 end
 
 local function closed()

@@ -3,4 +3,5 @@
 -- ARGV: group, '', owner
 local owner = redis.call('HGET', META, 'owner')
 if owner and owner ~= ARGV[3] then return { 'TAKEN', owner } end
+drop_inboxes()
 return { 'DELETED', redis.call('UNLINK', WORK, RETRY, DLQ, META, RESULTS) }

@@ -1,9 +1,9 @@
--- enqueue: add one page of the listing and move the cursor, unless enough waits already.
+-- enqueue: add one page of the listing, count what it skipped, and move the cursor, unless enough waits already.
 -- Survives: a crash or lost reply between adding files and remembering how far the listing got. Both happen or neither;
 -- a page that is sent twice is added once, because the cursor has moved. A bucket that is larger than the memory: the
 -- listing pauses, which is remembered, so that the files that are listed are processed meanwhile.
 -- ARGV: group, epoch, run, expected cursor, next cursor, listing is complete (0 or 1), high water, files of a full page,
---       then file, size, etag of each file
+--       files that the page skipped, then file, size, etag of each file
 local HIGH_WATER, PAGE = tonumber(ARGV[7]), tonumber(ARGV[8])
 -- The last fifth of the memory is for outcomes: dead letters, results, the ledger.
 local MEMORY_FOR_FILES = 0.8
@@ -36,7 +36,7 @@ local function reason_to_pause()
   if used >= 1 or used > MEMORY_FOR_FILES and is_over(PAGE) then return 'memory' end
 end
 
-local files = (#ARGV - 8) / 3
+local files = (#ARGV - 9) / 3
 -- A page without files takes no room.
 local pause = files > 0 and reason_to_pause()
 if pause then
@@ -44,9 +44,10 @@ if pause then
   return { 'PAUSED', pause }
 end
 
-for i = 9, #ARGV, 3 do
+for i = 10, #ARGV, 3 do
   add_work(ARGV[3], ARGV[i], '0', '0', ARGV[i + 1], ARGV[i + 2])
 end
 redis.call('HSET', META, 'cursor', ARGV[5], 'listed', ARGV[6])
+if ARGV[9] ~= '0' then redis.call('HINCRBY', META, 'skipped', ARGV[9]) end
 if meta[4] and (files > 0 or ARGV[6] == '1') then redis.call('HDEL', META, 'paused') end
 return { 'ADDED', redis.call('HINCRBY', META, 'total', files) }

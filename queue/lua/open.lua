@@ -32,6 +32,7 @@ if meta[1] and not another_run and group_info() and backlog() then
 end
 
 -- Nothing is there, or a part of it was lost: start again. Every client that knew the old epoch notices.
+drop_inboxes()
 redis.call('UNLINK', WORK, RETRY, DLQ, META, RESULTS)
 redis.call('HSET', META, 'owner', UID, 'namespace', NAMESPACE, 'name', NAME, 'epoch', EPOCH, 'spec', SPEC,
   'state', 'open', 'cursor', '', 'listed', '0', 'total', 0, 'succeeded', 0, 'failed', 0, 'retried', 0, 'reclaimed', 0,

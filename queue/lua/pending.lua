@@ -1,15 +1,19 @@
 -- pending: one page of the entries that are claimed. Consumers that cannot be pods are removed on the way, and what they
 -- hold is queued again as it was: no pod of ours processed it.
--- Survives: a worker that claims under a name of a megabyte, a thousand entries at a time, which no access rule can
--- forbid. XPENDING repeats the name in every row, so it is asked for one row at a time; what the consumer holds is read
+-- Survives: a claimer of an older version that read under a name of a megabyte, a thousand entries at a time, which no
+-- access rule could forbid. XPENDING repeats the name in every row, so it is asked for one row at a time; what the consumer holds is read
 -- with XREADGROUP, which does not send the name; and no such name is ever part of the reply.
--- ARGV: group, epoch, run, where to begin ('-' or '(id'), least idle time in ms, most entries to return or queue again
+-- Workers that claim meanwhile: the first page fixes where the last one ends.
+-- ARGV: group, epoch, run, where to begin ('-' or '(id'), where to end ('' on the first page), least idle time in ms, most
+--       entries to return or queue again
 if lost() then return { 'LOST' } end
 if closed() then return { 'CLOSED' } end
 
 -- As many as are read at once from a consumer that is removed: a page of keys of 1,024 bytes stays below a megabyte.
 local SLICE = 100
-local RUN, START, IDLE, LIMIT = ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
+local RUN, START, IDLE, LIMIT = ARGV[3], ARGV[4], ARGV[6], tonumber(ARGV[7])
+-- Whatever is claimed from now on has a higher id, also what is queued again below.
+local END = ARGV[5] ~= '' and ARGV[5] or group_info()['last-delivered-id']
 local budget, removed = LIMIT, 0
 
 -- A DNS subdomain, as Kubernetes demands of pods.
@@ -39,7 +43,7 @@ end
 
 local claims, start, done = {}, START, false
 while budget > 0 and not done do
-  local row = redis.call('XPENDING', WORK, GROUP, 'IDLE', IDLE, start, '+', 1)[1]
+  local row = redis.call('XPENDING', WORK, GROUP, 'IDLE', IDLE, start, END, 1)[1]
   if not row then
     done = true
   elseif is_pod_name(row[2]) then
@@ -59,4 +63,4 @@ if done then
     if not is_pod_name(name) then remove(name) end
   end
 end
-return { 'OK', claims, done and '' or start, removed }
+return { 'OK', claims, done and '' or start, END, removed }

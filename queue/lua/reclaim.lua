@@ -16,5 +16,5 @@ for i = 9, #ARGV, 5 do
   end
   fates[#fates + 1] = fate
 end
-publish_counts()
+conclude()
 return { 'OK', fates }

@@ -1,12 +1,13 @@
 -- recover: queue again what was handed out and has no holder.
--- Survives: a worker that reads with NOACK, which no access rule can forbid. Such an entry counts as waiting and would
+-- Survives: a reader with NOACK, by hand or in a claimer of an older version. Such an entry counts as waiting and would
 -- never be handed out again. Settled entries are deleted, so every entry up to the last delivered one that is not pending
--- is such an entry.
--- ARGV: group, epoch, run, where to begin ('-' or '(id'), most entries to check
+-- is such an entry. Such a worker that reads on meanwhile: the first page fixes where the last one ends.
+-- ARGV: group, epoch, run, where to begin ('-' or '(id'), where to end ('' on the first page), most entries to check
 if lost() then return { 'LOST' } end
 if closed() then return { 'CLOSED' } end
 
-local entries = redis.call('XRANGE', WORK, ARGV[4], group_info()['last-delivered-id'], 'COUNT', ARGV[5])
+local END = ARGV[5] ~= '' and ARGV[5] or group_info()['last-delivered-id']
+local entries = redis.call('XRANGE', WORK, ARGV[4], END, 'COUNT', ARGV[6])
 local recovered = 0
 for _, entry in ipairs(entries) do
   if #redis.call('XPENDING', WORK, GROUP, entry[1], entry[1], 1) == 0 then
@@ -15,5 +16,5 @@ for _, entry in ipairs(entries) do
   end
 end
 if recovered > 0 then redis.call('HINCRBY', META, 'reclaimed', recovered) end
-local more = #entries == tonumber(ARGV[5])
-return { 'OK', recovered, more and entries[#entries][1] or '' }
+local more = #entries == tonumber(ARGV[6])
+return { 'OK', recovered, more and entries[#entries][1] or '', END }

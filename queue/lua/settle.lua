@@ -10,14 +10,6 @@ if lost() then return { 'LOST' } end
 
 local explained = { failed = true, rejected = true, disrupted = true, interrupted = true }
 
-local function succeed(id)
-  local message = RESULTS_MAX > 0 and message_of(id)
-  if message then record(message.file, tonumber(message.attempts) + 1, 'succeeded') end
-  redis.call('XDEL', WORK, id)
-  counted.succeeded = counted.succeeded + 1
-  return 'SUCCEEDED'
-end
-
 local function fate_of(id, consumer, verdict, reason, exit_code, jitter)
   if not take(id, consumer) then return 'IGNORED' end
   if verdict == 'succeeded' then return succeed(id) end
@@ -34,5 +26,5 @@ while i <= #ARGV do
   fates[#fates + 1] = fate_of(unpack(ARGV, i, i + 5))
   i = i + (explained[ARGV[i + 2]] and 6 or 3)
 end
-publish_counts()
+conclude()
 return { 'OK', fates }

@@ -8,4 +8,6 @@ if meta[1] == ARGV[4] then return { 'OK' } end
 if meta[1] ~= ARGV[3] then return { 'REFUSED' } end
 -- The next `open` knows the spec, and decides whether it is the same run.
 redis.call('HSET', META, 'owner', ARGV[4], 'takenOver', '1')
+-- The new object has its own start.
+redis.call('HDEL', META, 'begun')
 return { 'OK' }

@@ -1,5 +1,7 @@
-//! One Valkey user per run, for its workers: it reads the work stream of its run and may do nothing else. Users made at
-//! run time are forgotten when the server restarts, so the operator restores them.
+//! One Valkey user per run, for its workers: it reads the inboxes of its run's pods. Where a pod processes one file it cannot
+//! write at all, so no worker can fill the server; where it processes many it writes what became of them into one hash, which
+//! the operator measures before it reads it. Users made at run time are forgotten when the server restarts, so the operator
+//! restores them.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -8,10 +10,22 @@ use redis::{FromRedisValue, Value};
 use sha2::{Digest, Sha256};
 
 use crate::connection::{Connection, Password};
-use crate::{Error, Keys, random};
+use crate::{Error, Keys, RunQueue, random};
 
-/// What a worker may do: claim, and ask whether the server is alive.
-const COMMANDS: [&str; 3] = ["-@all", "+xreadgroup", "+ping"];
+/// What a worker may do: read what it was given, and ask whether the server is alive. Not `XREADGROUP`: it takes a name of the
+/// caller's choice, which the server keeps past its `maxmemory` and repeats in its log for every file.
+const CLAIM: &[&str] = &["-@all", "+xread", "+ping"];
+/// The same, and to say what became of files.
+const SERVE: &[&str] = &["-@all", "+xread", "+hset", "+ping"];
+
+/// What the workers of a run do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// Each reads the one file that it was given.
+    Claim,
+    /// Each reads many files, and says what became of them.
+    Serve,
+}
 
 /// The Valkey user of a run's workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +34,8 @@ pub struct WorkerUser {
     pub name: String,
     /// Its password, which goes into a Secret of the run.
     pub password: Password,
-    work: String,
+    keys: Vec<String>,
+    commands: &'static [&'static str],
 }
 
 /// What `ensure` did.
@@ -34,14 +49,23 @@ pub enum Ensured {
 
 impl WorkerUser {
     /// A user with a new random password. It does not exist until `ensure` makes it.
-    pub fn generate(run: &RunId, owner: &str) -> Result<Self, Error> {
+    pub fn generate(run: &RunId, owner: &str, rights: Rights) -> Result<Self, Error> {
         let password = format!("{}{}", random::hex()?, random::hex()?);
-        Ok(Self::with_password(run, owner, password.into()))
+        Ok(Self::with_password(run, owner, rights, password.into()))
     }
 
     /// The user of a run whose password was generated before.
-    pub fn with_password(run: &RunId, owner: &str, password: Password) -> Self {
-        Self { name: Self::name_of(run, owner), password, work: Keys::of(run).work }
+    pub fn with_password(run: &RunId, owner: &str, rights: Rights, password: Password) -> Self {
+        let all = Keys::of(run);
+        let mut keys = vec![format!("%R~{}", all.inbox("*"))];
+        let commands = match rights {
+            Rights::Claim => CLAIM,
+            Rights::Serve => {
+                keys.push(format!("%W~{}", all.states));
+                SERVE
+            }
+        };
+        Self { name: Self::name_of(run, owner), password, keys, commands }
     }
 
     /// The owner's UID is part of the name: an object that lays claim to the runId of another one, and is refused, does
@@ -64,7 +88,7 @@ impl WorkerUser {
             .arg("reset")
             .arg("on")
             .arg(format!("#{}", self.password_hash()));
-        command.arg(format!("~{}", self.work)).arg(&COMMANDS);
+        command.arg(&self.keys).arg(self.commands);
         connection.command::<Value>("make the user of the run's workers", &command).await?;
         Ok(Ensured::Restored)
     }
@@ -91,17 +115,19 @@ impl WorkerUser {
         Ok(flags.contains("on")
             && !flags.contains("nopass")
             && field::<Vec<String>>(&user, "passwords")? == [self.password_hash()]
-            && commands.split_whitespace().collect::<BTreeSet<_>>() == BTreeSet::from(COMMANDS)
-            && field::<String>(&user, "keys")? == format!("~{}", self.work)
+            && commands.split_whitespace().collect::<BTreeSet<_>>()
+                == self.commands.iter().copied().collect()
+            && field::<String>(&user, "keys")? == self.keys.join(" ")
             && field::<String>(&user, "channels")?.is_empty()
             && field::<Vec<Value>>(&user, "selectors")?.is_empty())
     }
 
-    /// Removes the user of a run and ends its connections. It may be gone already.
+    /// Removes the user of a run and ends its connections, and then what it wrote. It may be gone already.
     pub async fn remove(connection: &Connection, run: &RunId, owner: &str) -> Result<(), Error> {
         let mut command = redis::cmd("ACL");
         command.arg("DELUSER").arg(Self::name_of(run, owner));
-        connection.command::<u64>("remove the user of the run's workers", &command).await.map(|_| ())
+        connection.command::<u64>("remove the user of the run's workers", &command).await?;
+        RunQueue::forget_reports(connection, run, owner).await
     }
 
     fn password_hash(&self) -> String {

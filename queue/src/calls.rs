@@ -61,6 +61,8 @@ pub struct Page {
     pub next: Option<String>,
     /// The files of the page, at most 1,000. May be empty: a page whose files are all excluded moves the cursor too.
     pub files: Vec<File>,
+    /// Files of the page that are left out, because no run can process them.
+    pub skipped: u64,
 }
 
 /// What `enqueue` did.

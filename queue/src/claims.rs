@@ -9,20 +9,75 @@ use crate::message::EntryId;
 use crate::run_queue::{BATCH_MAX, RunQueue, bytes};
 use crate::script::Script;
 use crate::stats::{State, Stats};
+use crate::worker::STOP;
+
+/// How long a message to end stays: the pod reads it at once, if it lives.
+const STOP_LIFETIME: Duration = Duration::from_secs(60);
 
 impl RunQueue {
+    /// Gives each of these pods a file, unless it holds one already, and as long as there are files. Returns the pods that
+    /// have one now; each finds it in its inbox.
+    pub async fn hand_out(&self, pods: &[String]) -> Result<Vec<String>, Error> {
+        self.fill(pods, 1).await
+    }
+
+    /// Gives each of these pods files until it holds `most`, as long as there are files. Returns the pods that have any now.
+    pub async fn fill(&self, pods: &[String], most: usize) -> Result<Vec<String>, Error> {
+        let mut served = Vec::new();
+        for batch in pods.chunks(self.batch) {
+            let most = std::iter::once(bytes(&most.to_string()));
+            let arguments: Vec<_> = most.chain(batch.iter().map(|pod| bytes(pod))).collect();
+            let mut reply = self.call(Script::HandOut, &arguments).await?;
+            if reply.word() != "OK" {
+                return reply.unexpected();
+            }
+            served.extend(reply.next::<Vec<String>>()?);
+        }
+        Ok(served)
+    }
+
+    /// Tells pods to finish the file that they work on, and to end. They are given no other file: repeat it until they have
+    /// ended, because a message is lost with the inbox.
+    pub async fn stop(&self, pods: &[String]) -> Result<(), Error> {
+        for batch in pods.chunks(self.batch) {
+            let mut pipeline = redis::pipe();
+            for pod in batch {
+                let inbox = self.keys.inbox(pod);
+                pipeline
+                    .cmd("XADD")
+                    .arg(&inbox)
+                    .arg("MAXLEN")
+                    .arg("~")
+                    .arg(BATCH_MAX)
+                    .arg("*")
+                    .arg(STOP)
+                    .arg(1)
+                    .ignore();
+                // One that holds files has a longer time already.
+                pipeline
+                    .cmd("PEXPIRE")
+                    .arg(&inbox)
+                    .arg(STOP_LIFETIME.as_millis().to_string())
+                    .arg("NX")
+                    .ignore();
+            }
+            self.connection.pipeline::<()>("tell pods to end", &pipeline).await?;
+        }
+        Ok(())
+    }
+
     /// Visits every entry that has been pending for at least `min_idle`, in the order of their ids. Consumers that cannot be
-    /// pods are removed on the way, because a worker may call itself anything, and what they hold is queued again; returns
-    /// how many these were.
+    /// pods are removed on the way, because claimers of older versions may call themselves anything, and what they hold is queued again; returns
+    /// how many these were. Entries that are claimed while it goes on are not visited, so that it ends.
     pub async fn for_each_pending(
         &self,
         min_idle: Duration,
         mut visit: impl FnMut(&Pending),
     ) -> Result<u64, Error> {
         let idle = min_idle.as_millis().to_string();
-        let (mut removed, mut start) = (0, "-".to_owned());
+        let (mut removed, mut start, mut end) = (0, "-".to_owned(), String::new());
         loop {
-            let arguments = [self.run.as_str(), &start, &idle, &self.batch.to_string()].map(bytes);
+            let arguments = [self.run.as_str(), &start, &end, &idle, &self.batch.to_string()].map(bytes);
             let mut reply = self.call(Script::Pending, &arguments).await?;
             if reply.word() != "OK" {
                 return reply.unexpected();
@@ -31,6 +86,7 @@ impl RunQueue {
                 visit(&Pending { entry: EntryId(entry), consumer, idle: Duration::from_millis(idle) });
             }
             start = reply.next()?;
+            end = reply.next()?;
             removed += reply.next::<u64>()?;
             if start.is_empty() {
                 return Ok(removed);
@@ -40,8 +96,8 @@ impl RunQueue {
 
     /// The entries that these consumers hold, in the order of their ids. One round trip for all of them.
     ///
-    /// A worker processes the first of its entries. It can hold another one, which was handed to it when its connection was broken
-    /// (a connection that broke while it waited): settle that one as [`Verdict::Released`].
+    /// A worker processes the first of its entries. Claimers of older versions, which asked for files themselves, can hold
+    /// another one: settle that one as [`crate::Verdict::Released`].
     pub async fn claims_of(&self, consumers: &[String]) -> Result<Vec<Pending>, Error> {
         const DOING: &str = "find the files of pods";
         let mut claims = Vec::new();

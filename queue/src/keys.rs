@@ -18,6 +18,8 @@ pub struct Keys {
     /// Hash with the outcome of the finished run. One key per run instead of one hash for all: it is in the run's own
     /// slot of a Valkey Cluster, so that `close` stays atomic, and it can expire by itself.
     pub ledger: String,
+    /// Hash with what workers that process many files say about those they hold.
+    pub states: String,
     /// Consumer group of the work stream.
     pub group: String,
 }
@@ -32,12 +34,28 @@ impl Keys {
             meta: run.key("meta"),
             results: run.key("results"),
             ledger: run.key("ledger"),
+            states: run.key("states"),
             group: run.group(),
         }
     }
 
-    /// As the scripts expect them.
-    pub(crate) fn in_order(&self) -> [&str; 6] {
-        [&self.work, &self.retry, &self.dlq, &self.meta, &self.results, &self.ledger]
+    /// Stream with the files of one pod.
+    pub fn inbox(&self, pod: &str) -> String {
+        inbox_beside(&self.work, pod)
     }
+
+    /// As the scripts expect them.
+    pub(crate) fn in_order(&self) -> [&str; 7] {
+        [&self.work, &self.retry, &self.dlq, &self.meta, &self.results, &self.ledger, &self.states]
+    }
+}
+
+/// The inbox of a pod, by the work stream of its run: what a worker knows.
+pub(crate) fn inbox_beside(work: &str, pod: &str) -> String {
+    beside(work, &format!("inbox:{pod}"))
+}
+
+/// Another key of the run that has this work stream.
+pub(crate) fn beside(work: &str, kind: &str) -> String {
+    format!("{}{kind}", work.strip_suffix("work").unwrap_or(work))
 }

@@ -1,7 +1,8 @@
 //! The queue of a run on Valkey Streams: one entry per file, and never a file too many or too few.
 //!
 //! The operator holds a [`RunQueue`] and makes every transition through it; each is one script, atomic in the server.
-//! A worker holds a [`Worker`] and can only claim. The invariant, at every instant:
+//! A worker holds a [`Worker`] and can only claim; one that processes many files also holds a [`Reporter`], and says what
+//! became of them, which the operator may believe or not. The invariant, at every instant:
 //! `total = queued + running + succeeded + failed`. No Kubernetes in here.
 
 mod acl;
@@ -20,9 +21,10 @@ mod run_queue;
 mod script;
 mod settling;
 mod stats;
+mod taking;
 mod worker;
 
-pub use acl::{Ensured, WorkerUser};
+pub use acl::{Ensured, Rights, WorkerUser};
 pub use calls::{
     Closed, Ending, Enqueued, Finished, Opened, Owner, Page, Pending, Promoted, Reclaimed, Retention,
 };
@@ -33,4 +35,5 @@ pub use message::{Claim, DeadLetter, EntryId, File};
 pub use outcome::{Disruption, Failure, Fate, REASON_BYTES_MAX, RetryPolicy, Settlement, Verdict};
 pub use run_queue::{BATCH_MAX, RunQueue};
 pub use stats::{FinalCounts, Listing, Pause, State, Stats};
-pub use worker::Worker;
+pub use taking::{Reported, ReportsLimit, Taken};
+pub use worker::{Inbox, Reporter, Worker};

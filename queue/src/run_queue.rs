@@ -60,7 +60,7 @@ impl RunQueue {
     /// Adds a page of files and moves the listing's cursor, unless `high_water` files wait or are being processed already, or
     /// the server's memory runs short. A listing that paused goes on when half of them are done.
     pub async fn enqueue(&self, page: &Page, high_water: u64) -> Result<Enqueued, Error> {
-        let Page { after, next, files } = page;
+        let Page { after, next, files, skipped } = page;
         if files.len() > BATCH_MAX {
             let detail = format!("it has {} files, and a page has at most {BATCH_MAX}", files.len());
             return Err(Error::Page { detail });
@@ -80,6 +80,7 @@ impl RunQueue {
             // A mark of 0 would never be undercut.
             bytes(&high_water.max(1).to_string()),
             bytes(&BATCH_MAX.to_string()),
+            bytes(&skipped.to_string()),
         ];
         for File { key, size, etag } in files {
             arguments.extend([bytes(key), bytes(&size.to_string()), bytes(etag)]);
@@ -165,7 +166,18 @@ impl RunQueue {
                 "" => None,
                 reason => Some(pause(Script::Stats, reason)?),
             },
+            age: duration(reply.next()?),
+            skipped: reply.next()?,
         })
+    }
+
+    /// Notes that the run began this long ago, unless its start is known; returns its age. From then on `stats` has it.
+    pub async fn begin(&self, ago: Duration) -> Result<Duration, Error> {
+        let mut reply = self.call(Script::Begin, &[bytes(&ago.as_millis().to_string())]).await?;
+        match reply.word() {
+            "OK" => Ok(Duration::from_millis(reply.next()?)),
+            _ => reply.unexpected(),
+        }
     }
 
     pub(crate) async fn call(&self, script: Script, arguments: &[Vec<u8>]) -> Result<Reply, Error> {
@@ -174,9 +186,10 @@ impl RunQueue {
         let reply =
             Reply::read(script.doing(), self.connection.script(script, &self.keys.in_order(), &all).await?)?;
         match (script, reply.word()) {
-            (Script::Reclaim | Script::Recover | Script::Pending, "CLOSED") => {
-                Err(Error::Closed { stream: self.keys.work.clone() })
-            }
+            (
+                Script::HandOut | Script::Take | Script::Reclaim | Script::Recover | Script::Pending,
+                "CLOSED",
+            ) => Err(Error::Closed { stream: self.keys.work.clone() }),
             _ => Ok(reply),
         }
     }

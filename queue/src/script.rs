@@ -35,8 +35,11 @@ macro_rules! scripts {
 
 scripts! {
     Open, "allow-oom", "open the queue of the run", "common", "open";
+    Begin, "allow-oom", "note when the run began", "common", "begin";
     Enqueue, "allow-oom", "queue a page of files", "common", "enqueue";
+    HandOut, "allow-oom", "hand files to pods", "common", "hand_out";
     Settle, "allow-oom", "settle files", "common", "attempt", "settle";
+    Take, "allow-oom", "take the reports of workers", "common", "attempt", "take";
     Reclaim, "allow-oom", "reclaim files of dead pods", "common", "attempt", "reclaim";
     Pending, "allow-oom", "list claimed files", "common", "pending";
     Recover, "allow-oom", "find files without a holder", "common", "recover";
@@ -44,5 +47,6 @@ scripts! {
     Close, "allow-oom", "close the queue of the run", "common", "close";
     Stats, "no-writes", "count the files of the run", "common", "stats";
     TakeOver, "allow-oom", "take over the queue of the run", "common", "take_over";
+    Forget, "allow-oom", "forget the reports of workers", "common", "forget";
     Delete, "allow-oom", "delete the queue of the run", "common", "delete";
 }

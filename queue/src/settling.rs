@@ -86,17 +86,18 @@ impl RunQueue {
         read_fates(self.call(Script::Reclaim, &arguments).await?)
     }
 
-    /// Queues again what was handed out and has no holder. A part of [`Self::reclaim`], too.
+    /// Queues again what was handed out before this call and has no holder. A part of [`Self::reclaim`], too.
     pub async fn recover(&self) -> Result<u64, Error> {
-        let (mut recovered, mut start) = (0, "-".to_owned());
+        let (mut recovered, mut start, mut end) = (0, "-".to_owned(), String::new());
         loop {
-            let arguments = [self.run.as_str(), &start, &self.batch.to_string()].map(bytes);
+            let arguments = [self.run.as_str(), &start, &end, &self.batch.to_string()].map(bytes);
             let mut reply = self.call(Script::Recover, &arguments).await?;
             if reply.word() != "OK" {
                 return reply.unexpected();
             }
             recovered += reply.next::<u64>()?;
             let last: String = reply.next()?;
+            end = reply.next()?;
             if last.is_empty() {
                 return Ok(recovered);
             }
@@ -104,7 +105,7 @@ impl RunQueue {
         }
     }
 
-    fn attempt_arguments(&self, policy: &RetryPolicy) -> Vec<Vec<u8>> {
+    pub(crate) fn attempt_arguments(&self, policy: &RetryPolicy) -> Vec<Vec<u8>> {
         let RetryPolicy { max_attempts, max_disruptions, backoff_initial, backoff_max, keep_results } =
             policy;
         let numbers = [

@@ -17,6 +17,8 @@ pub struct Stats {
     pub started: bool,
     /// Files listed so far.
     pub total: u64,
+    /// Files that the listing left out. They are in no other count.
+    pub skipped: u64,
     /// Files that wait, for a pod or for their next attempt.
     pub queued: u64,
     /// Files that a pod has claimed.
@@ -35,6 +37,8 @@ pub struct Stats {
     pub delayed: u64,
     /// When the next file that waits for its back-off is due.
     pub next_retry: Option<Duration>,
+    /// How long ago the run began, by the server's clock; absent until [`crate::RunQueue::begin`] notes it.
+    pub age: Option<Duration>,
 }
 
 impl Stats {

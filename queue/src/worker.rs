@@ -1,4 +1,5 @@
-//! The worker's side of the queue: claim one file. It can do nothing else, and its user may do nothing else.
+//! The worker's side of the queue: read the files that the operator handed to this pod, and, if it processes many, say what
+//! became of them. It can do nothing else, and its user may do nothing else.
 
 use std::time::Duration;
 
@@ -7,72 +8,127 @@ use redis::streams::StreamReadReply;
 
 use crate::Error;
 use crate::connection::Server;
-use crate::message::Claim;
+use crate::keys::{beside, inbox_beside};
+use crate::message::{Claim, EntryId};
+
+/// The field of an entry that tells a worker to end.
+pub(crate) const STOP: &str = "stop";
+const CLAIMING: &str = "claim a file";
+const REPORTING: &str = "report what became of files";
+
+/// What a pod finds in its inbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inbox {
+    /// Its files, the oldest first.
+    pub claims: Vec<Claim>,
+    /// Whether it is told to end: it gets no other file.
+    pub is_told_to_stop: bool,
+    /// The last that was read, file or not.
+    pub last: Option<EntryId>,
+}
 
 /// A consumer of one run: a pod.
 pub struct Worker {
     server: Server,
-    stream: String,
-    group: String,
-    consumer: String,
+    inbox: String,
     connection: Option<(MultiplexedConnection, Duration)>,
 }
 
 impl Worker {
     /// A consumer that is not connected yet; the first claim connects, and so does each claim after an error.
-    pub fn new(
-        server: Server,
-        stream: impl Into<String>,
-        group: impl Into<String>,
-        consumer: impl Into<String>,
-    ) -> Self {
-        Self {
-            server,
-            stream: stream.into(),
-            group: group.into(),
-            consumer: consumer.into(),
-            connection: None,
-        }
+    pub fn new(server: Server, stream: &str, consumer: &str) -> Self {
+        Self { server, inbox: inbox_beside(stream, consumer), connection: None }
     }
 
-    /// Claims a file, waiting for one as long as `wait`. A worker that holds a file already gets the same one again: its
-    /// reply was lost, or its container was restarted.
+    /// The file of this pod, waiting for one as long as `wait`. Until the file is settled every call gives the same one: to
+    /// a container that was restarted, and after a reply that was lost.
     pub async fn claim(&mut self, wait: Duration) -> Result<Option<Claim>, Error> {
-        let mut connection = match self.connection.take() {
-            // Its replies may take as long as the wait it was made for.
-            Some((connection, longest)) if longest >= wait => connection,
-            _ => self.server.connect_blocking(wait).await?,
-        };
-        let mut claim = self.read(&mut connection, None).await?;
-        if claim.is_none() && self.read(&mut connection, Some(wait)).await?.is_some() {
-            // Not what was just handed out, but the first that we hold: an earlier request of ours, whose connection broke
-            // while it waited, may have been served meanwhile. Whoever asks for our entry gets the same answer.
-            claim = self.read(&mut connection, None).await?;
-        }
-        // Only a connection whose replies were all read is kept.
-        self.connection = Some((connection, wait));
-        claim.map(|entry| Claim::read("claim a file", entry)).transpose()
+        Ok(self.read(None, 1, Some(wait)).await?.claims.into_iter().next())
     }
 
-    /// Own pending entry (`None`), or a new one within a time.
+    /// Files that were handed to this pod after `last`, waiting for one as long as `wait`.
+    pub async fn claim_after(
+        &mut self,
+        last: Option<&EntryId>,
+        most: usize,
+        wait: Duration,
+    ) -> Result<Inbox, Error> {
+        self.read(last, most, Some(wait)).await
+    }
+
+    /// All files that this pod holds. One that is missing was settled, or was taken back.
+    pub async fn held(&mut self, most: usize) -> Result<Inbox, Error> {
+        self.read(None, most, None).await
+    }
+
     async fn read(
-        &self,
-        connection: &mut MultiplexedConnection,
+        &mut self,
+        last: Option<&EntryId>,
+        most: usize,
         wait: Option<Duration>,
-    ) -> Result<Option<redis::streams::StreamId>, Error> {
-        let mut command = redis::cmd("XREADGROUP");
-        command.arg("GROUP").arg(&self.group).arg(&self.consumer).arg("COUNT").arg(1);
+    ) -> Result<Inbox, Error> {
+        let longest_wait = wait.unwrap_or_default();
+        let (mut connection, made_for) = match self.connection.take() {
+            // Its replies may take as long as the wait it was made for.
+            Some((connection, made_for)) if made_for >= longest_wait => (connection, made_for),
+            _ => (self.server.connect_blocking(longest_wait).await?, longest_wait),
+        };
+        let mut command = redis::cmd("XREAD");
+        command.arg("COUNT").arg(most);
         if let Some(wait) = wait {
             // BLOCK 0 would wait without a limit.
             command.arg("BLOCK").arg(wait.as_millis().max(1).to_string());
         }
-        command.arg("STREAMS").arg(&self.stream).arg(if wait.is_some() { ">" } else { "0" });
+        command.arg("STREAMS").arg(&self.inbox).arg(last.map_or("0", EntryId::as_str));
         let reply: Option<StreamReadReply> =
-            command.query_async(connection).await.map_err(|error| match error.code() {
-                // The stream was deleted while we waited for it, or before.
-                Some("NOGROUP" | "UNBLOCKED") => Error::Closed { stream: self.stream.clone() },
-                _ => Error::from_redis("claim a file", error),
-            })?;
-        Ok(reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids).next())
+            command.query_async(&mut connection).await.map_err(|error| Error::from_redis(CLAIMING, error))?;
+        // Only a connection whose replies were all read is kept.
+        self.connection = Some((connection, made_for));
+        let mut inbox = Inbox::default();
+        for entry in reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids) {
+            inbox.last = Some(entry.id.clone().into());
+            if entry.map.contains_key(STOP) {
+                inbox.is_told_to_stop = true;
+            } else {
+                inbox.claims.push(Claim::read(CLAIMING, entry)?);
+            }
+        }
+        Ok(inbox)
+    }
+}
+
+/// Says what becomes of the files of a pod. On a connection of its own: that of a [`Worker`] is busy waiting.
+pub struct Reporter {
+    server: Server,
+    states: String,
+    connection: Option<MultiplexedConnection>,
+}
+
+impl Reporter {
+    /// A reporter that is not connected yet.
+    pub fn new(server: Server, stream: &str) -> Self {
+        Self { server, states: beside(stream, "states"), connection: None }
+    }
+
+    /// Writes what is to be said about entries, over what was said before. Saying it again changes nothing.
+    pub async fn report(&mut self, reports: &[(EntryId, String)]) -> Result<(), Error> {
+        if reports.is_empty() {
+            return Ok(());
+        }
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.server.connect_blocking(Duration::ZERO).await?,
+        };
+        let mut command = redis::cmd("HSET");
+        command.arg(&self.states);
+        for (entry, report) in reports {
+            command.arg(entry.as_str()).arg(report);
+        }
+        command
+            .query_async::<u64>(&mut connection)
+            .await
+            .map_err(|error| Error::from_redis(REPORTING, error))?;
+        self.connection = Some(connection);
+        Ok(())
     }
 }

@@ -1,0 +1,49 @@
+-- take: settle what workers report as succeeded, and hand every other report of an end to the caller, who decides.
+-- Survives: a report that is repeated, late, forged or no report at all: only the consumer that holds an entry is believed, and
+-- what is said about any other entry is dropped. A worker that writes without end: before anything is read the hash is
+-- measured, and dropped if it is larger than all reports of its pods can be; honest workers repeat theirs.
+-- ARGV: group, epoch, run, maximum attempts, maximum disruptions, back-off initial and maximum in ms, length of the
+--       results stream, cursor, most reports, most bytes
+if lost() then return { 'LOST' } end
+if closed() then return { 'CLOSED' } end
+
+-- Reports of one call.
+local BATCH = 500
+local CURSOR, REPORTS_MAX, BYTES_MAX = ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
+
+if redis.call('HLEN', STATES) > REPORTS_MAX
+  or (redis.call('MEMORY', 'USAGE', STATES, 'SAMPLES', 0) or 0) > BYTES_MAX then
+  redis.call('UNLINK', STATES)
+  return { 'FLOODED' }
+end
+
+local function holds(consumer, id)
+  -- The id comes from a worker, and may be none at all.
+  local row = redis.pcall('XPENDING', WORK, GROUP, id, id, 1, consumer)
+  return not row.err and #row == 1 and row[1][1] == id
+end
+
+local reports, served, dropped, newest = {}, {}, {}, nil
+local function look_at(id, report)
+  local consumer, state = report:match('^(%S+) (%S+)')
+  if not state or not holds(consumer, id) then
+    dropped[#dropped + 1] = id
+  elseif state == 'succeeded' and take(id, consumer) then
+    succeed(id)
+    newest = id
+    served[consumer] = (served[consumer] or 0) + 1
+  elseif state ~= 'started' then
+    reports[#reports + 1] = { id, report }
+  end
+end
+
+local scanned = redis.call('HSCAN', STATES, CURSOR, 'COUNT', BATCH)
+for i = 1, #scanned[2], 2 do look_at(scanned[2][i], scanned[2][i + 1]) end
+-- An object that could be fetched tells later pods a storage that is down from an object that fails.
+local message = newest and message_of(newest)
+if #dropped > 0 then redis.call('HDEL', STATES, unpack(dropped)) end
+conclude()
+
+local consumers = {}
+for consumer, files in pairs(served) do consumers[#consumers + 1] = { consumer, files } end
+return { 'OK', scanned[1], counted.succeeded, consumers, reports, message and message.file or '' }
