@@ -12,6 +12,9 @@ use storage::Bucket;
 
 use crate::bucket_args::{SinkArgs, SourceArgs};
 use crate::claim::QueueSettings;
+use crate::install::InstallSettings;
+use crate::publish::Destination;
+use crate::serve::{Order, ServeSettings};
 
 /// The settings are unusable.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,10 @@ pub enum Command {
     Claim(Box<ClaimSettings>),
     /// Upload the results.
     Publish(Box<PublishSettings>),
+    /// Make a pod ready that processes many files.
+    Install(Box<InstallSettings>),
+    /// Process many files.
+    Serve(Box<ServeSettings>),
 }
 
 /// What the command line asks for.
@@ -47,29 +54,27 @@ pub struct ClaimSettings {
     pub workspace: PathBuf,
     /// Filters whose folders are made.
     pub filters: Vec<String>,
-    /// An object of the bucket that this run has fetched before.
-    pub canary_key: Option<String>,
+    /// Objects of the bucket that this run has fetched before, the newest first.
+    pub canary_keys: Vec<String>,
+    /// Folder that gets the shim, if filters want it.
+    pub install_to: Option<PathBuf>,
 }
 
 /// Settings of `publish`.
 #[derive(Debug)]
 pub struct PublishSettings {
     /// Where the results go.
-    pub sink: Bucket,
-    /// Put before every name in the sink.
-    pub prefix: String,
-    /// The filter whose results are uploaded.
-    pub from: String,
+    pub destination: Destination,
     /// Bucket of the file.
     pub source_bucket: String,
-    /// Cut off the file's key.
-    pub source_prefix: String,
     /// Shared folder of the pod.
     pub workspace: PathBuf,
-    /// An object of the sink that this run has published before.
-    pub canary_key: Option<String>,
+    /// Objects of the sink that this run has published before, the newest first.
+    pub canary_keys: Vec<String>,
 }
 
+/// Where the shim is in our image.
+pub(crate) const SHIM: &str = "/shim";
 /// Where kubelet looks for the termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
@@ -93,6 +98,51 @@ enum CommandArgs {
     Claim(Box<ClaimArgs>),
     /// Upload everything below <workspace>/out/<from>
     Publish(Box<PublishArgs>),
+    /// Make a pod ready whose filters process many files
+    Install(Box<InstallArgs>),
+    /// Process many files: claim, fetch, let the filters work, publish
+    Serve(Box<ServeArgs>),
+}
+
+#[derive(Args)]
+struct InstallArgs {
+    /// The shim
+    #[arg(long, default_value = SHIM)]
+    shim: PathBuf,
+    /// Folder that gets the shim and the filters' sockets
+    #[arg(long, env = env::LINKS, default_value = "/.openfilter")]
+    to: PathBuf,
+    /// Filters of the pod, separated by commas
+    #[arg(long, env = env::FILTERS)]
+    filters: String,
+}
+
+#[derive(Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    claim: ClaimArgs,
+    /// How the filters of a file relate in time: Sequential or Concurrent
+    #[arg(long, env = env::ORDER, default_value = "Sequential", value_parser = parse_order)]
+    order: Order,
+    /// How long the filters may take for one file; any time when empty
+    #[arg(long, env = env::FILE_TIMEOUT, default_value = "")]
+    file_timeout: String,
+    /// Bytes of files that are fetched before their turn
+    #[arg(long, env = env::PREFETCH_BYTES, default_value = "268435456")]
+    prefetch_bytes: u64,
+    /// Folder with the shim and the filters' sockets
+    #[arg(long, env = env::LINKS, default_value = "/.openfilter")]
+    links: PathBuf,
+    /// The filter whose results are uploaded; none are when empty
+    #[arg(long, env = env::SINK_FROM, default_value = "")]
+    sink_from: String,
+}
+
+/// The settings of the sink, which a pipeline need not have: read from the environment alone.
+#[derive(Parser)]
+struct SinkOfServe {
+    #[command(flatten)]
+    publish: PublishArgs,
 }
 
 #[derive(Args)]
@@ -100,9 +150,6 @@ struct ClaimArgs {
     /// Work stream of the run
     #[arg(long, env = env::STREAM)]
     stream: String,
-    /// Consumer group of the run
-    #[arg(long, env = env::GROUP)]
-    group: String,
     /// redis://host:port, or with TLS rediss://host:port
     #[arg(long, env = env::VALKEY_URL, hide_env_values = true)]
     valkey_url: String,
@@ -130,9 +177,12 @@ struct ClaimArgs {
     /// Filters whose folders are made below <workspace>/out, separated by commas
     #[arg(long, env = env::FILTERS, default_value = "")]
     filters: String,
-    /// A file that this run has fetched before: one byte of it tells a storage that is down from a file that cannot be had
+    /// Files that this run has fetched before, one per line: one byte tells a storage that is down from a file that cannot be had
     #[arg(long, env = env::SOURCE.canary_key, default_value = "")]
     s3_canary_key: String,
+    /// Folder that the shim is copied into; empty if no filter wants it
+    #[arg(long, env = env::INSTALL_TO, default_value = "")]
+    install_to: String,
     #[command(flatten)]
     bucket: SourceArgs,
 }
@@ -151,7 +201,7 @@ struct PublishArgs {
     /// Prefix of the source, which is cut off the file's key
     #[arg(long, env = env::SOURCE.prefix, default_value = "")]
     s3_prefix: String,
-    /// A result that this run has published before, looked up after a failure
+    /// Results that this run has published before, one per line, looked up after a failure
     #[arg(long, env = env::SINK.canary_key, default_value = "")]
     sink_s3_canary_key: String,
     #[command(flatten)]
@@ -163,19 +213,25 @@ pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Parsed, Setting
     let cli = match Cli::try_parse_from(with_default_command(argv)) {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => return Ok(Parsed::Print(error.to_string())),
-        // Its first paragraph names the setting; the rest is usage.
-        Err(error) => {
-            let text = error.to_string();
-            let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-            return Err(SettingsError(first.split_whitespace().collect::<Vec<_>>().join(" ")));
-        }
+        Err(error) => return Err(error.into()),
     };
     let Cli { command, workspace, termination_log } = cli;
     let command = match command {
         CommandArgs::Claim(args) => Command::Claim(Box::new(args.usable(workspace)?)),
         CommandArgs::Publish(args) => Command::Publish(Box::new(args.usable(workspace)?)),
+        CommandArgs::Install(args) => Command::Install(Box::new(args.usable(workspace)?)),
+        CommandArgs::Serve(args) => Command::Serve(Box::new(args.usable(workspace)?)),
     };
     Ok(Parsed::Run(command, termination_log))
+}
+
+impl From<clap::Error> for SettingsError {
+    /// Its first paragraph names the setting; the rest is usage.
+    fn from(error: clap::Error) -> Self {
+        let text = error.to_string();
+        let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+        Self(first.split_whitespace().collect::<Vec<_>>().join(" "))
+    }
 }
 
 /// Where to report that the settings are unusable.
@@ -197,7 +253,6 @@ fn with_default_command(argv: impl IntoIterator<Item = OsString>) -> Vec<OsStrin
 impl ClaimArgs {
     fn usable(self, workspace: PathBuf) -> Result<ClaimSettings, SettingsError> {
         required(env::STREAM, &self.stream)?;
-        required(env::GROUP, &self.group)?;
         required(env::VALKEY_URL, &self.valkey_url)?;
         let consumer = filled(self.consumer_name).or(filled(self.pod_name)).unwrap_or_default();
         required(env::CONSUMER_NAME, &consumer)?;
@@ -208,15 +263,21 @@ impl ClaimArgs {
         let queue = QueueSettings {
             server,
             stream: self.stream,
-            group: self.group,
             consumer,
             unavailable_limit: self.queue_timeout,
             denied_limit: self.queue_denied_timeout,
         };
-        let names = self.filters.split(',').map(str::trim).filter(|name| !name.is_empty());
-        let filters = names.map(|name| filter_name(env::FILTERS, name)).collect::<Result<_, _>>()?;
-        let canary_key = filled(self.s3_canary_key);
-        Ok(ClaimSettings { queue, bucket: self.bucket.usable()?, workspace, filters, canary_key })
+        let filters = filter_names(&self.filters)?;
+        let canary_keys = canary_keys(&self.s3_canary_key);
+        let install_to = filled(self.install_to).map(PathBuf::from);
+        Ok(ClaimSettings {
+            queue,
+            bucket: self.bucket.usable()?,
+            workspace,
+            filters,
+            canary_keys,
+            install_to,
+        })
     }
 }
 
@@ -224,15 +285,72 @@ impl PublishArgs {
     fn usable(self, workspace: PathBuf) -> Result<PublishSettings, SettingsError> {
         required(env::SOURCE.bucket, &self.s3_bucket)?;
         Ok(PublishSettings {
-            sink: self.sink.usable()?,
-            prefix: self.sink_s3_prefix,
-            from: filter_name(env::SINK_FROM, &self.from)?,
+            destination: Destination {
+                sink: self.sink.usable()?,
+                prefix: self.sink_s3_prefix,
+                from: filter_name(env::SINK_FROM, &self.from)?,
+                source_prefix: self.s3_prefix,
+            },
             source_bucket: self.s3_bucket,
-            source_prefix: self.s3_prefix,
             workspace,
-            canary_key: filled(self.sink_s3_canary_key),
+            canary_keys: canary_keys(&self.sink_s3_canary_key),
         })
     }
+}
+
+impl InstallArgs {
+    fn usable(self, workspace: PathBuf) -> Result<InstallSettings, SettingsError> {
+        let filters = filter_names(&self.filters)?;
+        Ok(InstallSettings { shim: self.shim, to: self.to, room: workspace, filters })
+    }
+}
+
+impl ServeArgs {
+    fn usable(self, workspace: PathBuf) -> Result<ServeSettings, SettingsError> {
+        required(env::FILTERS, &self.claim.filters)?;
+        let ClaimSettings { queue, bucket, workspace, filters, canary_keys, .. } =
+            self.claim.usable(workspace)?;
+        let sink = match filled(self.sink_from) {
+            Some(_) => Some(SinkOfServe::try_parse_from(["serve"])?.publish.usable(workspace.clone())?),
+            None => None,
+        };
+        let (destination, sink_canaries) = sink
+            .map(|sink| (sink.destination, sink.canary_keys))
+            .map_or_else(Default::default, |(to, keys)| (Some(to), keys));
+        let file_timeout = filled(self.file_timeout).map(|text| parse_duration(&text)).transpose();
+        Ok(ServeSettings {
+            queue,
+            source: bucket,
+            source_canaries: canary_keys,
+            destination,
+            sink_canaries,
+            filters,
+            order: self.order,
+            file_timeout: file_timeout
+                .map_err(|fix| SettingsError(format!("{}: {fix}", env::FILE_TIMEOUT)))?,
+            prefetch_bytes: self.prefetch_bytes,
+            room: workspace,
+            links: self.links.join("link"),
+        })
+    }
+}
+
+fn filter_names(list: &str) -> Result<Vec<String>, SettingsError> {
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.map(|name| filter_name(env::FILTERS, name)).collect()
+}
+
+fn parse_order(text: &str) -> Result<Order, String> {
+    match text {
+        "Sequential" => Ok(Order::Sequential),
+        "Concurrent" => Ok(Order::Concurrent),
+        _ => Err("write Sequential or Concurrent".to_owned()),
+    }
+}
+
+fn canary_keys(lines: &str) -> Vec<String> {
+    let keys = lines.split(env::CANARY_SEPARATOR).filter(|key| !key.is_empty());
+    keys.map(ToOwned::to_owned).collect()
 }
 
 pub(crate) fn required(name: &str, value: &str) -> Result<(), SettingsError> {

@@ -14,20 +14,19 @@ const TRIES: u32 = 2;
 /// A storage that needs longer for one byte is not up. It bounds what the check adds to a failure.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// An object that was there, and the client that could not get another one.
+/// Objects that were there, and the client that could not get another one.
 pub(crate) struct Canary<'a> {
     pub(crate) client: &'a Client,
     pub(crate) bucket: &'a str,
-    /// None until this run has fetched or published anything.
-    pub(crate) key: Option<&'a str>,
+    /// The newest first; none until this run has fetched or published anything.
+    pub(crate) keys: &'a [String],
 }
 
 impl Canary<'_> {
-    /// Whether one byte of it can be read, after `failed` could not be fetched.
+    /// Whether one byte can be read, after `failed` could not be fetched.
     pub(crate) async fn read(&self, failed: &str, exit: Exit) -> Option<bool> {
-        let key = self.usable(failed, exit)?;
-        let request = self.client.get_object().bucket(self.bucket).key(key).range("bytes=0-0");
-        within_limit(async {
+        self.first_that_is_there(failed, exit, async |key| {
+            let request = self.client.get_object().bucket(self.bucket).key(key).range("bytes=0-0");
             let sent = request.customize().config_override(few_tries()).send().await;
             let mut body = match sent.map_err(StorageError::from) {
                 Ok(answer) => answer.body,
@@ -39,29 +38,47 @@ impl Canary<'_> {
         .await
     }
 
-    /// Whether it is there, after `failed` could not be published.
+    /// Whether a result is there, after `failed` could not be published.
     pub(crate) async fn look_up(&self, failed: &str, exit: Exit) -> Option<bool> {
-        let key = self.usable(failed, exit)?;
-        let request = self.client.head_object().bucket(self.bucket).key(key);
-        within_limit(async {
+        self.first_that_is_there(failed, exit, async |key| {
+            let request = self.client.head_object().bucket(self.bucket).key(key);
             let sent = request.customize().config_override(few_tries()).send().await;
             sent.map_err(StorageError::from).map_or_else(|error| up(&error), |_| Some(true))
         })
         .await
     }
 
-    /// Only a failure of the storage asks for it, and the object that failed proves nothing about itself.
-    fn usable(&self, failed: &str, exit: Exit) -> Option<&str> {
-        self.key.filter(|key| exit.is_of_storage() && *key != failed)
+    /// What the newest object shows that was not deleted since; nothing if all were. Only a failure of the storage asks for
+    /// it, and the object that failed proves nothing about itself.
+    async fn first_that_is_there(
+        &self,
+        failed: &str,
+        exit: Exit,
+        check: impl AsyncFn(&str) -> Option<bool>,
+    ) -> Option<bool> {
+        if !exit.is_of_storage() {
+            return None;
+        }
+        let checks = async {
+            for key in self.keys.iter().filter(|key| *key != failed) {
+                let shown = check(key).await;
+                if shown.is_some() {
+                    return shown;
+                }
+            }
+            None
+        };
+        tokio::time::timeout(LIMIT, checks).await.unwrap_or(Some(false))
     }
 }
 
-/// What an error says about the storage.
+/// What an error says about the storage; nothing if the object was deleted since.
 fn up(error: &StorageError) -> Option<bool> {
     match error {
         // An empty object has no first byte (416).
         StorageError::Changed(_) => Some(true),
-        // It was deleted since. That proves nothing: some services say so of whole buckets that they cannot reach.
+        // That proves nothing: a service may find its index and not its data, and some say so of whole buckets that they
+        // cannot reach.
         StorageError::Gone(_) => None,
         StorageError::NoAccess(_)
         | StorageError::NoBucket(_)
@@ -75,8 +92,4 @@ fn up(error: &StorageError) -> Option<bool> {
 fn few_tries() -> aws_sdk_s3::config::Builder {
     let tries = RetryConfig::standard().with_max_attempts(TRIES).with_initial_backoff(BACKOFF.0);
     aws_sdk_s3::Config::builder().retry_config(tries)
-}
-
-async fn within_limit(check: impl Future<Output = Option<bool>>) -> Option<bool> {
-    tokio::time::timeout(LIMIT, check).await.unwrap_or(Some(false))
 }

@@ -1,5 +1,5 @@
-//! Claims one file, however long Valkey takes to come back. It reads its own pending entry first (the queue does), so a
-//! restarted container gets the same file again, and it never acknowledges anything.
+//! Claims the file that the operator handed to this pod, however long Valkey takes to come back. A restarted container gets
+//! the same file again, and nothing is ever acknowledged here.
 
 use std::time::{Duration, Instant};
 
@@ -21,11 +21,9 @@ pub struct QueueSettings {
     pub server: Server,
     /// Stream of the run.
     pub stream: String,
-    /// Consumer group of the run.
-    pub group: String,
     /// Name of this pod.
     pub consumer: String,
-    /// How long Valkey may be away.
+    /// How long Valkey may be unreachable.
     pub unavailable_limit: Duration,
     /// How long Valkey may refuse us.
     pub denied_limit: Duration,
@@ -38,8 +36,6 @@ pub(crate) enum ClaimError {
     Unreachable { limit: Duration, source: Error },
     #[error("refused for {limit:?}")]
     Denied { limit: Duration, source: Error },
-    #[error("nothing to do")]
-    Closed { source: Error },
     #[error("unusable answer")]
     Broken { source: Error },
     #[error("unusable settings")]
@@ -51,7 +47,6 @@ impl ClaimError {
         match self {
             Self::Unreachable { .. } => Exit::QueueUnreachable,
             Self::Denied { .. } => Exit::QueueDenied,
-            Self::Closed { .. } => Exit::RunClosed,
             Self::Broken { .. } => Exit::QueueBroken,
             Self::Settings { .. } => Exit::BadSettings,
         }
@@ -60,30 +55,56 @@ impl ClaimError {
 
 /// Waits for a file and claims it.
 pub(crate) async fn claim(settings: &QueueSettings) -> Result<Claim, ClaimError> {
-    let QueueSettings { server, stream, group, consumer, unavailable_limit, denied_limit } = settings;
-    let mut worker = Worker::new(server.clone(), stream, group, consumer);
-    let mut backoff = Backoff::new(BACKOFF.0, BACKOFF.1);
-    // A clock for each: a server that alternates between away and refusing must not be waited for without end.
-    let (mut away_since, mut refused_since) = (None, None);
+    let QueueSettings { server, stream, consumer, .. } = settings;
+    let mut worker = Worker::new(server.clone(), stream, consumer);
+    let mut patience = Patience::new(settings);
     loop {
-        let source = match worker.claim(BLOCK).await {
+        match worker.claim(BLOCK).await {
             Ok(Some(claim)) => return Ok(claim),
-            Ok(None) => {
-                (away_since, refused_since) = (None, None);
-                backoff.reset();
-                continue;
-            }
-            Err(error) => error,
-        };
+            Ok(None) => patience.restore(),
+            Err(error) => patience.wait_after(error).await?,
+        }
+    }
+}
+
+/// How much longer Valkey is waited for.
+pub(crate) struct Patience {
+    unavailable_limit: Duration,
+    denied_limit: Duration,
+    backoff: Backoff,
+    // A clock for each: a server that alternates between unreachable and refusing must not be waited for without end.
+    unavailable_since: Option<Instant>,
+    refused_since: Option<Instant>,
+}
+
+impl Patience {
+    pub(crate) fn new(settings: &QueueSettings) -> Self {
+        let QueueSettings { unavailable_limit, denied_limit, .. } = *settings;
+        let backoff = Backoff::new(BACKOFF.0, BACKOFF.1);
+        Self { unavailable_limit, denied_limit, backoff, unavailable_since: None, refused_since: None }
+    }
+
+    /// Valkey has answered.
+    pub(crate) fn restore(&mut self) {
+        (self.unavailable_since, self.refused_since) = (None, None);
+        self.backoff.reset();
+    }
+
+    /// Waits before the next try, unless this has gone on for too long.
+    pub(crate) async fn wait_after(&mut self, source: Error) -> Result<(), ClaimError> {
         let (since, limit) = match &source {
-            Error::Unavailable { .. } | Error::Full { .. } => (&mut away_since, *unavailable_limit),
-            // A restarted Valkey has forgotten the user; the operator is restoring it.
-            Error::Denied { .. } => (&mut refused_since, *denied_limit),
-            Error::Closed { .. } => return Err(ClaimError::Closed { source }),
-            Error::Config { .. } => return Err(ClaimError::Settings { source }),
-            Error::Lost { .. } | Error::Server { .. } | Error::Reply { .. } | Error::Page { .. } => {
-                return Err(ClaimError::Broken { source });
+            Error::Unavailable { .. } | Error::Full { .. } => {
+                (&mut self.unavailable_since, self.unavailable_limit)
             }
+            // A restarted Valkey has forgotten the user; the operator is restoring it.
+            Error::Denied { .. } => (&mut self.refused_since, self.denied_limit),
+            Error::Config { .. } => return Err(ClaimError::Settings { source }),
+            // A worker calls no scripts, so it expects their answers as little as the others here.
+            Error::Closed { .. }
+            | Error::Lost { .. }
+            | Error::Server { .. }
+            | Error::Reply { .. }
+            | Error::Page { .. } => return Err(ClaimError::Broken { source }),
         };
         let left = limit.saturating_sub(since.get_or_insert_with(Instant::now).elapsed());
         if left.is_zero() {
@@ -92,8 +113,9 @@ pub(crate) async fn claim(settings: &QueueSettings) -> Result<Claim, ClaimError>
                 _ => ClaimError::Unreachable { limit, source },
             });
         }
-        let wait = backoff.wait().min(left);
+        let wait = self.backoff.wait().min(left);
         eprintln!("try again in {wait:.1?}: {}", chain(&source).escape_debug());
         tokio::time::sleep(wait).await;
+        Ok(())
     }
 }

@@ -7,7 +7,9 @@ use storage::StorageError;
 use crate::args::SettingsError;
 use crate::claim::ClaimError;
 use crate::fetch::FetchFailed;
+use crate::install::InstallError;
 use crate::publish::PublishError;
+use crate::serve::ServeError;
 use crate::workspace::WorkspaceError;
 
 /// What an error of the storage means.
@@ -48,6 +50,10 @@ pub(crate) enum Failure {
     Workspace(#[from] WorkspaceError),
     #[error("cannot publish the results")]
     Publish(#[from] PublishError),
+    #[error("cannot make the pod ready")]
+    Install(#[from] InstallError),
+    #[error("cannot process files")]
+    Serve(#[from] ServeError),
     #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
     #[error("ended by a signal")]
@@ -62,6 +68,8 @@ impl Failure {
             Self::Fetch(error) => error.exit(),
             Self::Workspace(error) => error.exit(),
             Self::Publish(error) => error.exit(),
+            Self::Install(error) => error.exit(),
+            Self::Serve(error) => error.exit(),
             Self::Signals(error) => of_io(error),
             Self::Terminated => Exit::Terminated,
         }
@@ -72,9 +80,13 @@ impl Failure {
         match self {
             Self::Fetch(error) => error.canary(),
             Self::Publish(error) => error.canary(),
-            Self::Settings(_) | Self::Claim(_) | Self::Workspace(_) | Self::Signals(_) | Self::Terminated => {
-                None
-            }
+            Self::Settings(_)
+            | Self::Claim(_)
+            | Self::Workspace(_)
+            | Self::Install(_)
+            | Self::Serve(_)
+            | Self::Signals(_)
+            | Self::Terminated => None,
         }
     }
 }

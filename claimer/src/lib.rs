@@ -1,5 +1,6 @@
 //! Runs in worker pods. As an init container it claims one file and fetches it to `/ws/input`; as the main container of
-//! a pipeline with a sink it publishes the results.
+//! a pipeline with a sink it publishes the results. In a pod that processes many files it does both for all of them, beside
+//! the filters.
 //!
 //! It never talks to Kubernetes and never acknowledges a file: how an attempt ended is for the operator to see, in the
 //! exit code ([`protocol::Exit`]) and in the one line it leaves as the termination message.
@@ -11,14 +12,17 @@ mod canary;
 mod claim;
 mod exit;
 mod fetch;
+mod install;
 mod progress;
 mod publish;
+mod serve;
 mod upload;
 mod verify;
 mod walk;
 mod workspace;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Instant;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -40,16 +44,22 @@ pub async fn run(argv: impl IntoIterator<Item = OsString>, started: Instant) -> 
         }
         Err(error) => return progress.report(Err(error.into()), &args::termination_log()),
     };
+    // One that processes many files decides itself what a signal ends.
+    let is_ended_by_signals = !matches!(command, Command::Serve(_));
     let work = async {
         match command {
             Command::Claim(settings) => claim_and_fetch(&settings, &progress, started).await,
             Command::Publish(settings) => publish::publish(&settings, &progress).await.map_err(Failure::from),
+            Command::Install(settings) => {
+                install::install(&settings).map(|()| String::new()).map_err(Failure::from)
+            }
+            Command::Serve(settings) => serve::serve(*settings).await.map(|()| String::new()),
         }
     };
     let outcome = tokio::select! {
         // A container's first process has no default action for signals: without this, SIGTERM would be ignored.
         biased;
-        failure = terminated() => Err(failure),
+        failure = terminated(), if is_ended_by_signals => Err(failure),
         outcome = work => outcome,
     };
     progress.report(outcome, &log)
@@ -63,6 +73,9 @@ async fn claim_and_fetch(
 ) -> Result<String, Failure> {
     let workspace = Workspace::new(&settings.workspace);
     workspace.prepare(&settings.filters)?;
+    if let Some(folder) = &settings.install_to {
+        install::install_shim(Path::new(args::SHIM), folder)?;
+    }
     let claim = claim::claim(&settings.queue).await?;
     let (uri, attempt) = (settings.bucket.uri(&claim.file.key), u64::from(claim.attempts) + 1);
     progress.claimed(claim.entry.as_str(), attempt);
@@ -73,8 +86,7 @@ async fn claim_and_fetch(
     let fetched = fetch::fetch(&client, &settings.bucket, &claim.file, &workspace.partial()).await;
     if let Err(error) = fetched {
         workspace.discard();
-        let canary =
-            Canary { client: &client, bucket: &settings.bucket.name, key: settings.canary_key.as_deref() };
+        let canary = Canary { client: &client, bucket: &settings.bucket.name, keys: &settings.canary_keys };
         let canary = canary.read(&claim.file.key, error.exit()).await;
         return Err(error.at(&uri, canary).into());
     }

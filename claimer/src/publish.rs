@@ -1,8 +1,12 @@
 //! Uploads everything that one filter wrote. All of it, or the attempt fails: names are the same at every attempt, so that
 //! a retry overwrites what a failed one left. It deletes nothing.
 
+use std::path::Path;
+
+use aws_sdk_s3::Client;
 use futures::{StreamExt, TryStreamExt, stream};
 use protocol::Exit;
+use storage::Bucket;
 
 use crate::args::PublishSettings;
 use crate::canary::Canary;
@@ -59,47 +63,73 @@ impl PublishError {
     }
 }
 
-/// Uploads the results, and returns only when all of them are there: the key of the last one.
+/// Uploads the results of this pod's file.
 pub(crate) async fn publish(settings: &PublishSettings, progress: &Progress) -> Result<String, PublishError> {
     let workspace = Workspace::new(&settings.workspace);
     progress.publishing(workspace.attempt_number());
     let key = workspace.source_key(&settings.source_bucket)?;
-    let folder = workspace.results(&settings.from);
-    let prefix = target_prefix(settings, &key)?;
-    // A filter that wrote nothing need not have made the folder.
-    let results = if folder.exists() { walk(&folder)? } else { Vec::new() };
-    let Some(last) = results.last() else {
-        return Err(PublishError::Nothing { folder: folder.display().to_string() });
-    };
-    // Before anything is sent: a name that cannot be is not worth half an upload.
-    if let Some(long) = results.iter().find(|found| prefix.len() + found.name.len() > KEY_BYTES_MAX) {
-        return Err(PublishError::Name { key: shortened(&format!("{prefix}{}", long.name)) });
-    }
-    let client = settings.sink.client().await;
-    let uploads = results.iter().map(async |found| {
-        let key = format!("{prefix}{}", found.name);
-        let target = Target { client: &client, bucket: &settings.sink.name, key: &key };
-        let uploaded = target.upload(found).await;
-        uploaded.map_err(|source| (key, source))
-    });
-    let uploaded = stream::iter(uploads).buffer_unordered(FILES_AT_A_TIME).try_for_each(async |()| Ok(()));
-    if let Err((key, source)) = uploaded.await {
-        let canary =
-            Canary { client: &client, bucket: &settings.sink.name, key: settings.canary_key.as_deref() };
-        let canary = canary.look_up(&key, source.exit()).await;
-        return Err(PublishError::Upload { uri: shortened(&settings.sink.uri(&key)), canary, source });
-    }
-    let bytes: u64 = results.iter().map(|found| found.size).sum();
-    let to = settings.sink.uri(&prefix);
-    eprintln!("published {} files, {bytes} bytes, to {}", results.len(), to.escape_debug());
-    Ok(format!("{prefix}{}", last.name))
+    let client = settings.destination.sink.client().await;
+    let folder = workspace.results(&settings.destination.from);
+    settings.destination.publish(&client, &key, &folder, &settings.canary_keys).await
 }
 
-/// `<sink prefix><key without the source prefix>/`.
-fn target_prefix(settings: &PublishSettings, key: &str) -> Result<String, PublishError> {
-    let rest = key.strip_prefix(&settings.source_prefix).ok_or_else(|| PublishError::Prefix {
-        key: shortened(key),
-        prefix: settings.source_prefix.clone(),
-    })?;
-    Ok(format!("{}{rest}/", settings.prefix))
+/// Where results go, and under which names.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    /// The bucket.
+    pub sink: Bucket,
+    /// Put before every name in the sink.
+    pub prefix: String,
+    /// The filter whose results are uploaded.
+    pub from: String,
+    /// Cut off the file's key.
+    pub source_prefix: String,
+}
+
+impl Destination {
+    /// Uploads the results of a file, and returns only when all of them are there: the key of the last one.
+    pub(crate) async fn publish(
+        &self,
+        client: &Client,
+        key: &str,
+        folder: &Path,
+        canary_keys: &[String],
+    ) -> Result<String, PublishError> {
+        let prefix = self.names_of(key)?;
+        // A filter that wrote nothing need not have made the folder.
+        let results = if folder.exists() { walk(folder)? } else { Vec::new() };
+        let Some(last) = results.last() else {
+            return Err(PublishError::Nothing { folder: folder.display().to_string() });
+        };
+        // Before anything is sent: a name that cannot be is not worth half an upload.
+        if let Some(long) = results.iter().find(|found| prefix.len() + found.name.len() > KEY_BYTES_MAX) {
+            return Err(PublishError::Name { key: shortened(&format!("{prefix}{}", long.name)) });
+        }
+        let uploads = results.iter().map(async |found| {
+            let key = format!("{prefix}{}", found.name);
+            let target = Target { client, bucket: &self.sink.name, key: &key };
+            let uploaded = target.upload(found).await;
+            uploaded.map_err(|source| (key, source))
+        });
+        let uploaded =
+            stream::iter(uploads).buffer_unordered(FILES_AT_A_TIME).try_for_each(async |()| Ok(()));
+        if let Err((key, source)) = uploaded.await {
+            let canary = Canary { client, bucket: &self.sink.name, keys: canary_keys };
+            let canary = canary.look_up(&key, source.exit()).await;
+            return Err(PublishError::Upload { uri: shortened(&self.sink.uri(&key)), canary, source });
+        }
+        let bytes: u64 = results.iter().map(|found| found.size).sum();
+        let to = self.sink.uri(&prefix);
+        eprintln!("published {} files, {bytes} bytes, to {}", results.len(), to.escape_debug());
+        Ok(format!("{prefix}{}", last.name))
+    }
+
+    /// `<sink prefix><key without the source prefix>/`.
+    fn names_of(&self, key: &str) -> Result<String, PublishError> {
+        let rest = key.strip_prefix(&self.source_prefix).ok_or_else(|| PublishError::Prefix {
+            key: shortened(key),
+            prefix: self.source_prefix.clone(),
+        })?;
+        Ok(format!("{}{rest}/", self.prefix))
+    }
 }

@@ -3,7 +3,9 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::primitives::{ByteStream, Length};
@@ -11,6 +13,7 @@ use aws_sdk_s3::types::{ChecksumAlgorithm, CompletedMultipartUpload, CompletedPa
 use aws_smithy_checksums::ChecksumAlgorithm as Algorithm;
 use aws_smithy_types::base64;
 use futures::{StreamExt, TryStreamExt, stream};
+use nix::fcntl::OFlag;
 use protocol::Exit;
 use storage::{StorageError, chain};
 
@@ -33,6 +36,8 @@ pub(crate) enum UploadError {
     Storage(#[from] StorageError),
     #[error(transparent)]
     Local(#[from] WorkspaceError),
+    #[error("{path} was replaced while the results were published")]
+    Replaced { path: String },
     #[error("the storage has something else than was sent: {0}")]
     Differs(String),
     #[error("the storage answers without {0}")]
@@ -44,7 +49,7 @@ impl UploadError {
         match self {
             Self::Storage(error) => exit::of_storage(error),
             Self::Local(error) => error.exit(),
-            Self::Differs(_) | Self::Answer(_) => Exit::PublishIncomplete,
+            Self::Replaced { .. } | Self::Differs(_) | Self::Answer(_) => Exit::PublishIncomplete,
         }
     }
 }
@@ -59,6 +64,9 @@ pub(crate) struct Target<'a> {
 impl Target<'_> {
     /// Uploads a file and verifies it.
     pub(crate) async fn upload(&self, file: &Found) -> Result<(), UploadError> {
+        let held = open(file)?;
+        // From now on it is read through what is open, whatever becomes of its name.
+        let file = &Found { path: path_of(&held), name: file.name.clone(), size: file.size };
         if file.size <= PART_BYTES { self.at_once(file).await } else { self.in_parts(file).await }?;
         // Whatever the answers said: it is there, under this name, with this length.
         let head = self.client.head_object().bucket(self.bucket).key(self.key).send().await;
@@ -129,6 +137,24 @@ impl Target<'_> {
     }
 }
 
+/// Opens a result, if it is still the file that was found: a process of a filter that goes on may have put a link in its place,
+/// to a file of ours.
+fn open(found: &Found) -> Result<File, UploadError> {
+    let mut options = File::options();
+    // Nor may a pipe in its place be waited for.
+    let options = options.read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
+    let replaced = || UploadError::Replaced { path: found.path.display().to_string() };
+    let file = options.open(&found.path).map_err(|_| replaced())?;
+    let real = path_of(&file).read_link().map_err(WorkspaceError::doing("read", &found.path))?;
+    let kind = file.metadata().map_err(WorkspaceError::doing("read", &found.path))?;
+    if real == found.path && kind.is_file() { Ok(file) } else { Err(replaced()) }
+}
+
+/// A path that leads to what is open.
+fn path_of(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
 fn part_size(size: u64) -> u64 {
     size.div_ceil(PARTS_MAX).max(PART_BYTES)
 }
@@ -181,6 +207,30 @@ fn sha256(path: &Path, start: u64, length: u64) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_result_that_was_replaced_is_not_published() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let (path, secret) = (root.join("out/result"), root.join("secret"));
+        std::fs::create_dir(root.join("out")).unwrap();
+        std::fs::write(&secret, b"secret").unwrap();
+        std::fs::write(&path, b"result").unwrap();
+        let found = Found { name: "result".to_owned(), path: path.clone(), size: 6 };
+        let opened = open(&found).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&secret, &path).unwrap();
+        assert!(matches!(open(&found), Err(UploadError::Replaced { .. })), "a link");
+        assert_eq!(std::fs::read(path_of(&opened)).unwrap(), b"result", "what is open stays");
+        std::fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(matches!(open(&found), Err(UploadError::Replaced { .. })), "a pipe");
+        std::fs::remove_dir_all(root.join("out")).unwrap();
+        std::fs::create_dir(root.join("other")).unwrap();
+        std::fs::write(root.join("other/result"), b"secret").unwrap();
+        std::os::unix::fs::symlink(root.join("other"), root.join("out")).unwrap();
+        assert!(matches!(open(&found), Err(UploadError::Replaced { .. })), "a folder that is a link");
+    }
 
     #[test]
     fn the_largest_object_fits_into_the_parts_that_are_allowed() {

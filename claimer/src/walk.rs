@@ -27,6 +27,9 @@ pub(crate) enum WalkError {
 
 /// All results below a folder, in the order of their names.
 pub(crate) fn walk(root: &Path) -> Result<Vec<Found>, WalkError> {
+    if fs::symlink_metadata(root).is_ok_and(|root| root.is_symlink()) {
+        return Err(WalkError::Refused { path: root.display().to_string(), what: "a link" });
+    }
     let real_root = root.canonicalize().map_err(|error| failed(root, error))?;
     let (mut found, mut folders) = (Vec::new(), vec![(real_root.clone(), String::new())]);
     while let Some((folder, prefix)) = folders.pop() {
@@ -93,6 +96,13 @@ mod tests {
         let (_outer, root) = folder();
         symlink("deep/er/b", root.join("latest")).unwrap();
         assert_eq!(names(&root), ["a", "deep/er/b", "latest"]);
+    }
+
+    #[test]
+    fn a_folder_that_is_a_link_is_refused() {
+        let (outer, root) = folder();
+        symlink(&root, outer.path().join("link")).unwrap();
+        assert!(matches!(walk(&outer.path().join("link")), Err(WalkError::Refused { .. })));
     }
 
     #[test]

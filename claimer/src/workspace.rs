@@ -114,8 +114,8 @@ impl Workspace {
     }
 }
 
-/// Whatever the umask is.
-fn open_folder(path: &Path, mode: u32) -> Result<(), WorkspaceError> {
+/// Makes a folder with exactly this mode, whatever the umask is.
+pub(crate) fn open_folder(path: &Path, mode: u32) -> Result<(), WorkspaceError> {
     fs::create_dir_all(path)
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
         .map_err(WorkspaceError::doing("make the folder", path))

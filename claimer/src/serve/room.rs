@@ -1,0 +1,131 @@
+//! The volume of a pod that processes many files. Filters see the folder `ws` of it, as `/ws`, with one file at a time; the files
+//! that come next, and results that are being published, are beside it, where no filter can reach them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::workspace::{Workspace, WorkspaceError, open_folder};
+
+/// Root of the volume.
+#[derive(Clone, Debug)]
+pub(crate) struct Room {
+    root: PathBuf,
+}
+
+/// A place for one file, before and after its turn.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    folder: PathBuf,
+}
+
+impl Room {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// What filters see.
+    fn stage(&self) -> PathBuf {
+        self.root.join("ws")
+    }
+
+    /// A new place for the file with this number.
+    pub(crate) fn slot(&self, number: u64) -> Result<Slot, WorkspaceError> {
+        let folder = self.root.join("slots").join(number.to_string());
+        fs::create_dir_all(&folder).map_err(WorkspaceError::doing("make the folder", &folder))?;
+        Ok(Slot { folder })
+    }
+
+    /// Puts a fetched file before the filters.
+    pub(crate) fn activate(
+        &self,
+        slot: &Slot,
+        filters: &[String],
+        uri: &str,
+        attempt: u64,
+    ) -> Result<(), WorkspaceError> {
+        let workspace = Workspace::new(&self.stage());
+        workspace.prepare(filters)?;
+        let (from, to) = (slot.input(), workspace.partial());
+        fs::rename(&from, &to).map_err(WorkspaceError::doing("rename", &from))?;
+        workspace.complete(uri, attempt)
+    }
+
+    /// Takes the results away, and everything else that the filters have left.
+    pub(crate) fn clear(&self, slot: &Slot) -> Result<(), WorkspaceError> {
+        let (stage, results) = (self.stage(), self.stage().join("out"));
+        fs::rename(&results, slot.results()).map_err(WorkspaceError::doing("rename", &results))?;
+        let left = fs::read_dir(&stage).map_err(WorkspaceError::doing("read", &stage))?;
+        for entry in left {
+            let path = entry.map_err(WorkspaceError::doing("read", &stage))?.path();
+            remove(&path).map_err(WorkspaceError::doing("remove", &path))?;
+        }
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// Where the file is fetched to.
+    pub(crate) fn input(&self) -> PathBuf {
+        self.folder.join("input")
+    }
+
+    /// What the filters wrote.
+    fn results(&self) -> PathBuf {
+        self.folder.join("out")
+    }
+
+    /// What one filter wrote.
+    pub(crate) fn results_of(&self, filter: &str) -> PathBuf {
+        self.results().join(filter)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // What cannot be removed goes with the pod.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Makes the folders of the volume, before any filter starts: kubelet would make `ws` so that only root can write to it. Sticky,
+/// so that no filter puts something else in the place of what is ours in it.
+pub(crate) fn make(root: &Path) -> Result<(), WorkspaceError> {
+    open_folder(&root.join("ws"), 0o1777)?;
+    open_folder(&root.join("slots"), 0o700)
+}
+
+fn remove(path: &Path) -> std::io::Result<()> {
+    if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_sees_one_file_and_leaves_nothing_to_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        make(folder.path()).unwrap();
+        let room = Room::new(folder.path());
+        let filters = ["detect".to_owned()];
+        for number in 0..2 {
+            let slot = room.slot(number).unwrap();
+            fs::write(slot.input(), number.to_string()).unwrap();
+            room.activate(&slot, &filters, "s3://b/key", 1).unwrap();
+            let seen = folder.path().join("ws");
+            assert_eq!(fs::read_to_string(seen.join("input")).unwrap(), number.to_string());
+            assert_eq!(fs::read_dir(seen.join("out/detect")).unwrap().count(), 0, "fresh");
+            fs::write(seen.join("out/detect/result"), b"x").unwrap();
+            fs::create_dir(seen.join("cache")).unwrap();
+            fs::write(seen.join("cache/left"), b"x").unwrap();
+            room.clear(&slot).unwrap();
+            assert_eq!(fs::read_dir(&seen).unwrap().count(), 0);
+            assert!(slot.results_of("detect").join("result").exists());
+        }
+        assert_eq!(
+            fs::read_dir(folder.path().join("slots")).unwrap().count(),
+            0,
+            "slots go with their files"
+        );
+    }
+}
