@@ -142,6 +142,20 @@ fn mistakes_are_shown_with_file_line_and_fix() {
 }
 
 #[test]
+fn a_pipeline_is_told_what_it_lacks_for_warm_mode() {
+    let warm = COMMIT.replace("  filters:", "  mode: Warm\n  warm: { maxPodAge: 30m }\n  filters:");
+    let (code, text) = openfilter_with(&warm, &["-f", "-"]);
+    assert!(
+        code == 1 && text.starts_with("-:16: ") && text.contains("filter \"resize\" has no command"),
+        "{text}"
+    );
+    let complete = warm.replace("    - name: resize", "    - name: resize\n      command: [/usr/bin/resize]");
+    assert_eq!(openfilter_with(&complete, &["-f", "-"]).0, 0);
+    let (code, text) = openfilter_with(&complete.replace("mode: Warm", "mode: Wram"), &["-f", "-"]);
+    assert!(code == 1 && text.contains("did you mean Warm?"), "{text}");
+}
+
+#[test]
 fn policies_are_enforced_and_warnings_do_not_fail() {
     let folder = tempfile::tempdir().unwrap();
     let file = write(folder.path(), "commit.yaml", COMMIT);
@@ -248,6 +262,16 @@ fn the_sample_repository_passes_its_own_pull_requests_and_a_mistake_does_not() {
             code == 1 && text.contains("line=9") && text.contains("[run-prefix]"),
             "{environment}: {text}"
         );
+    }
+}
+
+/// They are copied, with their mistakes.
+#[test]
+fn the_pipelines_of_the_sample_filters_are_valid() {
+    for sample in ["file-type-py", "language"] {
+        let pipeline = root().join("examples/filters").join(sample).join("pipeline.yaml");
+        let (code, text) = openfilter(&["-f", &pipeline.display().to_string()]);
+        assert_eq!(code, 0, "{sample}: {text}");
     }
 }
 

@@ -7,7 +7,7 @@ use crds::rules::{Context, Rule, Violation, check};
 use crds::v1alpha1::{Pipeline, PipelineRun, ReferenceGrant};
 use serde_json::{Value, json};
 use strum::IntoEnumIterator;
-use tests::examples::{allowed_updates, grant, pipeline, policy, run, with};
+use tests::examples::{allowed_updates, grant, pipeline, policy, run, warm_pipeline, with};
 use tests::rule_cases::{Case, cases};
 
 /// Checks `object` as the webhook would: with a grant for team-a in `shared`, the Pipeline above and, for `Immutable`,
@@ -27,7 +27,7 @@ fn violations(object: &Value, rule: Rule) -> Vec<Violation> {
 
 #[test]
 fn objects_without_mistakes_are_accepted() {
-    for object in [pipeline(), run(), policy(), grant()] {
+    for object in [pipeline(), warm_pipeline(), run(), policy(), grant()] {
         assert_eq!(violations(&object, Rule::Immutable), [], "{object}");
     }
 }

@@ -5,11 +5,13 @@ use std::sync::LazyLock;
 
 use crds::definitions;
 use crds::rules::{Context, Kind, check, default};
-use crds::v1alpha1::{Pipeline, PipelineRun};
+use crds::v1alpha1::{Mode, Pipeline, PipelineRun, Protocol};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube_cel::{ValidationError, Validator};
 use serde_json::{Value, json};
-use tests::examples::{CelCase, allowed_updates, cel_cases, pipeline, refused_updates, run, with};
+use tests::examples::{
+    CelCase, allowed_updates, cel_cases, pipeline, refused_updates, run, warm_pipeline, with,
+};
 
 /// By kind. Made once, because that takes longer than judging by them.
 static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
@@ -97,7 +99,12 @@ fn defaults_are_those_of_the_api_and_filling_them_in_twice_changes_nothing() {
         })
     );
     assert_eq!(default(Kind::PipelineRun, &once), once);
-    assert_eq!(default(Kind::Pipeline, &pipeline())["spec"]["order"], "Sequential");
+    let recipe = default(Kind::Pipeline, &pipeline());
+    assert_eq!(
+        (&recipe["spec"]["order"], &recipe["spec"]["mode"]),
+        (&json!("Sequential"), &json!("PodPerFile"))
+    );
+    assert_eq!(recipe["spec"].get("warm"), None, "it is only for mode: Warm");
 }
 
 #[test]
@@ -106,9 +113,63 @@ fn the_types_and_the_schema_default_alike() {
     let read: PipelineRun = serde_json::from_value(bare.clone()).unwrap();
     let defaulted: PipelineRun = serde_json::from_value(default(Kind::PipelineRun, &bare)).unwrap();
     assert_eq!(read, defaulted);
-    let read: Pipeline = serde_json::from_value(pipeline()).unwrap();
-    let defaulted: Pipeline = serde_json::from_value(default(Kind::Pipeline, &pipeline())).unwrap();
-    assert_eq!(read, defaulted);
+    for object in [pipeline(), with(warm_pipeline(), "/spec/warm", json!({}))] {
+        let read: Pipeline = serde_json::from_value(object.clone()).unwrap();
+        let defaulted: Pipeline = serde_json::from_value(default(Kind::Pipeline, &object)).unwrap();
+        assert_eq!(read, defaulted);
+    }
+}
+
+#[test]
+fn warm_pods_have_limits_also_where_a_pipeline_names_none() {
+    let defaults = json!({ "maxFilesPerPod": 10_000, "maxPodAge": "1h", "prefetchBytes": "256Mi" });
+    let some = default(Kind::Pipeline, &with(warm_pipeline(), "/spec/warm", json!({ "maxFilesPerPod": 7 })));
+    assert_eq!(some["spec"]["warm"], with(defaults.clone(), "/maxFilesPerPod", json!(7)));
+    let files = |number: i64| {
+        check(&with(warm_pipeline(), "/spec/warm/maxFilesPerPod", json!(number)), &Context::default())
+    };
+    assert_eq!(files(1_000_000), Some(vec![]));
+    assert_eq!(files(1_000_001).unwrap().len(), 1, "a pod is replaced at some time");
+    let limits = |object: Value| serde_json::from_value::<Pipeline>(object).unwrap().spec.warm_limits();
+    let none = limits(with(warm_pipeline(), "/spec/warm", json!(null)));
+    assert_eq!(none, limits(with(warm_pipeline(), "/spec/warm", defaults)));
+}
+
+/// What is stored, and every snapshot that a run has taken of it, was written without a mode.
+#[test]
+fn a_pipeline_that_is_older_than_warm_mode_reads_and_stays_as_it_was() {
+    let mut older = default(Kind::Pipeline, &pipeline());
+    older["spec"]["filters"][0]["name"] = json!("worker");
+    older["spec"]["filters"][1]["name"] = json!("install");
+    older["spec"]["sink"]["from"] = json!("install");
+    older["spec"].as_object_mut().unwrap().remove("mode");
+    let read: Pipeline = serde_json::from_value(older.clone()).unwrap();
+    assert_eq!((read.spec.mode, read.spec.filters[0].protocol), (Mode::PodPerFile, Protocol::Exec));
+    let written = serde_json::to_value(&read.spec).unwrap();
+    assert_eq!(written["filters"], older["spec"]["filters"], "a default in a list would be drift");
+    assert!(written.get("warm").is_none());
+
+    // Its filters may keep names that only Warm pods reserve, and everything else of it can be changed.
+    let edited = with(older.clone(), "/spec/filters/0/image", json!("ghcr.io/acme/resize:1.5"));
+    assert_eq!(check(&edited, &Context::default()).unwrap(), []);
+    assert!(cel_errors(&edited, Some(&older)).is_empty());
+}
+
+/// Writing the command is all that is missing, so one violation says so.
+#[test]
+fn a_missing_command_is_reported_once_per_filter_and_names_it() {
+    let bare = with(
+        with(warm_pipeline(), "/spec/filters/0/command", json!(null)),
+        "/spec/filters/1/command",
+        json!(null),
+    );
+    let found = check(&bare, &Context::default()).unwrap();
+    let fields: Vec<&str> = found.iter().map(|violation| violation.field.as_str()).collect();
+    assert_eq!(fields, ["spec.filters[0].command", "spec.filters[1].command"]);
+    assert!(
+        found[0].message.contains("\"resize\"") && found[1].message.contains("\"annotate\""),
+        "{found:#?}"
+    );
 }
 
 /// What the API server demands of a structural schema, and what its CEL cost estimate needs: a bound on every list and
@@ -157,6 +218,7 @@ fn short_names_categories_and_columns_are_those_that_people_know() {
         ("Ready", READY),
         ("Last Run", ".status.lastRun.name"),
         ("Age", AGE),
+        ("+Mode", ".spec.mode"),
         ("+Reason", ".status.conditions[?(@.type=='Ready')].reason"),
     ];
     let run: Columns = &[

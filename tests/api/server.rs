@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use testbed::Testbed;
 use tests::crds_on_cluster;
 use tests::examples::{
-    CelCase, allowed_updates, cel_cases, grant, pipeline, policy, refused_updates, run, with,
+    CelCase, allowed_updates, cel_cases, grant, pipeline, policy, refused_updates, run, warm_pipeline, with,
 };
 
 fn api(client: Client, namespace: &str, object: &Value) -> Api<DynamicObject> {
@@ -123,17 +123,20 @@ async fn the_api_server_defaults_as_the_rules_do() {
     let testbed = Testbed::start_or_reuse().await.unwrap();
     crds_on_cluster::install(&testbed).await;
     let namespace = testbed.namespace("defaults").await.unwrap();
-    for (kind, object) in [
+    for (number, (kind, object)) in [
         (crds::rules::Kind::Pipeline, pipeline()),
+        (crds::rules::Kind::Pipeline, with(warm_pipeline(), "/spec/warm", json!({}))),
         (
             crds::rules::Kind::PipelineRun,
             with(run(), "/spec/execution", json!({ "timeout": null, "maxAttempts": 5 })),
         ),
         (crds::rules::Kind::ReferenceGrant, grant()),
-    ] {
-        let stored =
-            create(&testbed.client(), &namespace.name, placed(object.clone(), &namespace.name, "defaulted"))
-                .await;
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let placed = placed(object.clone(), &namespace.name, &format!("defaulted-{number}"));
+        let stored = create(&testbed.client(), &namespace.name, placed).await;
         assert_eq!(stored.unwrap().data["spec"], crds::rules::default(kind, &object)["spec"], "{kind}");
     }
 }

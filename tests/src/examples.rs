@@ -32,6 +32,18 @@ pub fn pipeline() -> Value {
     })
 }
 
+/// The same Pipeline in Warm mode.
+pub fn warm_pipeline() -> Value {
+    let mut object = pipeline();
+    let spec = &mut object["spec"];
+    spec["mode"] = json!("Warm");
+    spec["warm"] = json!({ "maxFilesPerPod": 500, "maxPodAge": "30m", "prefetchBytes": "64Mi" });
+    spec["filters"][0]["command"] = json!(["/usr/bin/resize"]);
+    spec["filters"][1]["command"] = json!(["python3", "-u", "annotate.py"]);
+    spec["filters"][1]["protocol"] = json!("Lines");
+    object
+}
+
 /// A PipelineRun of it.
 pub fn run() -> Value {
     json!({
@@ -129,6 +141,20 @@ pub fn cel_cases() -> Vec<CelCase> {
         case(pipeline, "/spec/sink/from", json!("other"), json!("resize")),
         case(pipeline, "/spec/filters/0/name", json!("claimer"), json!("claim")),
         case(pipeline, "/spec/filters/0/name", json!("publisher"), json!("publish")),
+        case(warm_pipeline, "/spec/filters/0/name", json!("install"), json!("installer")),
+        case(warm_pipeline, "/spec/filters/0/name", json!("worker"), json!("my-worker")),
+        case(warm_pipeline, "/spec/filters/0/name", json!("claimer"), json!("claim")),
+        case(warm_pipeline, "/spec/filters/0/command", json!(null), json!(["resize"])),
+        case(warm_pipeline, "/spec/filters/1/command", json!([]), json!(["annotate"])),
+        case(pipeline, "/spec/mode", json!("Warm"), json!("PodPerFile")),
+        case(pipeline, "/spec/filters/0/protocol", json!("Lines"), json!("Exec")),
+        case(pipeline, "/spec/warm", json!({}), json!(null)),
+        case(warm_pipeline, "/spec/mode", json!(null), json!("Warm")),
+        case(warm_pipeline, "/spec/warm/maxPodAge", json!("59s"), json!("60s")),
+        case(warm_pipeline, "/spec/warm/maxPodAge", json!("8761h"), json!("8760h")),
+        case(warm_pipeline, "/spec/warm/prefetchBytes", json!("1023Ki"), json!("1Mi")),
+        case(warm_pipeline, "/spec/warm/prefetchBytes", json!(1_048_575), json!(1_048_576)),
+        case(warm_pipeline, "/spec/warm/prefetchBytes", json!("64MB"), json!("64M")),
         case(pipeline, "/spec/source/bucket/name", json!("a..b"), json!("a.b")),
         case(pipeline, "/spec/pod/labels", json!({ "filter.plainsight.ai/run": "x" }), json!({ "acme.example/run": "x" })),
         case(pipeline, "/spec/pod/annotations", json!({ "filter.plainsight.ai/run": "x" }), json!({ "acme.example/run": "x" })),

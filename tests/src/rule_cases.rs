@@ -3,7 +3,7 @@
 use crds::rules::Rule;
 use serde_json::{Value, json};
 
-use crate::examples::{grant, pipeline, policy, run, with};
+use crate::examples::{grant, pipeline, policy, run, warm_pipeline, with};
 
 /// One mistake, and its correction.
 pub struct Case {
@@ -42,10 +42,13 @@ pub fn cases() -> Vec<Case> {
         case(Rule::UnknownValue, pipeline, "/spec/filters/0/imagePullPolicy", json!("ifnotpresent"), json!("IfNotPresent")),
         case(Rule::UnknownValue, pipeline, "/spec/order", json!("Sequentail"), json!("Sequential")),
         case(Rule::UnknownValue, pipeline, "/spec/order", json!("Random"), json!("Sequential")),
+        case(Rule::UnknownValue, pipeline, "/spec/mode", json!("warm"), json!("PodPerFile")),
+        case(Rule::UnknownValue, pipeline, "/spec/filters/0/protocol", json!("Line"), json!("Exec")),
         case(Rule::UnknownValue, policy, "/spec/action", json!("deny"), json!("Deny")),
         case(Rule::NumberRange, run, "/spec/execution/parallelism", json!(0), json!(1)),
         case(Rule::NumberRange, run, "/spec/execution/maxAttempts", json!(101), json!(100)),
         case(Rule::NumberRange, run, "/spec/execution/nonRetryableExitCodes", json!([0]), json!([1, 255])),
+        case(Rule::NumberRange, warm_pipeline, "/spec/warm/maxFilesPerPod", json!(0), json!(1)),
         case(Rule::TextLength, policy, "/spec/rules/0/message", json!("a".repeat(1025)), json!("a")),
         case(Rule::ListLength, pipeline, "/spec/source/include", json!(vec!["*"; 65]), json!(vec!["*"; 64])),
         case(Rule::ListLength, pipeline, "/spec/filters", json!([]), json!([{ "name": "annotate", "image": "a" }])),
@@ -68,6 +71,8 @@ pub fn cases() -> Vec<Case> {
         case(Rule::FilterName, pipeline, "/spec/filters/0/name", json!("Resize_Image"), json!("resize-image")),
         case(Rule::FilterNameReserved, pipeline, "/spec/filters/0/name", json!("claimer"), json!("my-claimer")),
         case(Rule::FilterNameReserved, pipeline, "/spec/filters/0/name", json!("publisher"), json!("publish")),
+        case(Rule::FilterNameReserved, warm_pipeline, "/spec/filters/0/name", json!("worker"), json!("my-worker")),
+        case(Rule::FilterNameReserved, warm_pipeline, "/spec/filters/0/name", json!("install"), json!("installer")),
         case(Rule::FilterNameUnique, pipeline, "/spec/filters/0/name", json!("annotate"), json!("annotate-1")),
         case(Rule::Image, pipeline, "/spec/filters/0/image", json!("ghcr.io/Acme/Resize:1.4"), json!("ghcr.io/acme/resize:1.4")),
         case(Rule::Image, pipeline, "/spec/filters/0/image", json!("https://ghcr.io/acme/resize"), json!("ghcr.io/acme/resize")),
@@ -91,6 +96,12 @@ pub fn cases() -> Vec<Case> {
         case(Rule::Quantity, pipeline, "/spec/filters/1/resources/requests/memory", json!("64MB"), json!("64M")),
         case(Rule::Quantity, pipeline, "/spec/filters/1/resources/requests/cpu", json!("-1"), json!("1")),
         case(Rule::RequestsWithinLimits, pipeline, "/spec/filters/1/resources/requests/memory", json!("1Gi"), json!("128Mi")),
+        case(Rule::Quantity, warm_pipeline, "/spec/warm/prefetchBytes", json!("64MB"), json!("64M")),
+        case(Rule::Quantity, warm_pipeline, "/spec/warm/prefetchBytes", json!("512Ki"), json!("1Mi")),
+        case(Rule::WarmCommand, warm_pipeline, "/spec/filters/0/command", json!(null), json!(["resize"])),
+        case(Rule::WarmCommand, warm_pipeline, "/spec/filters/1/command", json!([]), json!(["annotate"])),
+        case(Rule::WarmMode, warm_pipeline, "/spec/mode", json!("PodPerFile"), json!("Warm")),
+        case(Rule::LinesCommand, pipeline, "/spec/filters/1/protocol", json!("Lines"), json!("Exec")),
         case(Rule::SinkOrder, pipeline, "/spec/order", json!("Concurrent"), json!("Sequential")),
         case(Rule::SinkFrom, pipeline, "/spec/sink/from", json!("anotate"), json!("annotate")),
         case(Rule::ObjectName, pipeline, "/spec/source/bucket/credentialsSecret/name", json!("Camera_Keys"), json!("camera-keys")),
@@ -106,6 +117,7 @@ pub fn cases() -> Vec<Case> {
         case(Rule::RunPrefix, run, "/spec/source/prefix", json!("2025/12/31/"), json!("2026/12/31/")),
         case(Rule::Duration, run, "/spec/execution/pendingTimeout", json!("15 minutes"), json!("15m")),
         case(Rule::Duration, run, "/spec/execution/pendingTimeout", json!("1s"), json!("10s")),
+        case(Rule::Duration, warm_pipeline, "/spec/warm/maxPodAge", json!("30s"), json!("1m")),
         case(Rule::BackoffOrder, run, "/spec/execution/retryBackoff", json!({ "initial": "10m" }), json!({ "initial": "5m" })),
         case(Rule::FileTimeout, run, "/spec/execution/fileTimeout", json!("3h"), json!("2h")),
         case(Rule::MaxFailedFiles, run, "/spec/execution/maxFailedFiles", json!("101%"), json!("100%")),

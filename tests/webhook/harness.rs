@@ -14,10 +14,13 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use crds::policy::Policy;
+use crds::rules::{BucketKeys, SecretProblem};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
@@ -28,7 +31,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use webhook::admit::{Admission, Live, Lookup, SecretKeys, Settings};
+use webhook::admit::{Admission, Live, Lookup, Settings};
 use webhook::health::Health;
 use webhook::metrics::Metrics;
 use webhook::server::{Limits, Server, router};
@@ -93,11 +96,15 @@ impl Gate {
 }
 
 impl Live for Known {
-    fn secret_keys<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, SecretKeys> {
+    fn secret_problem<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, SecretProblem> {
         let found = self.secrets.lock().unwrap().get(&(namespace.to_owned(), name.to_owned())).cloned();
         Box::pin(async move {
-            let keys = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
-            found.transpose().map(|found| found.map(keys))
+            let value = |key: &str| (key.to_owned(), ByteString(b"x".to_vec()));
+            let secret = |keys: Vec<&str>| Secret {
+                data: Some(keys.into_iter().map(value).collect()),
+                ..Secret::default()
+            };
+            found.transpose().map(|found| BucketKeys::read(found.map(secret).as_ref()).err())
         })
     }
 

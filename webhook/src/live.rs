@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use crds::rules::{BucketKeys, SecretProblem};
 use crds::v1alpha1::Pipeline;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, ResourceExt};
 
-use crate::admit::{Live, Lookup, SecretKeys};
+use crate::admit::{Live, Lookup};
 use crate::world::{KnownNamespace, KnownPipeline};
 
 /// An answer that takes longer than this is not waited for: the request has a deadline of its own.
@@ -18,14 +19,11 @@ const LIMIT: Duration = Duration::from_secs(3);
 pub(crate) struct Cluster(pub(crate) Client);
 
 impl Live for Cluster {
-    fn secret_keys<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, SecretKeys> {
+    fn secret_problem<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, SecretProblem> {
         Box::pin(async move {
             let api: Api<Secret> = Api::namespaced(self.0.clone(), namespace);
             let found = in_time(api.get_opt(name)).await?;
-            Ok(found.map(|secret| {
-                let data = secret.data.into_iter().flatten();
-                data.filter(|(_, value)| !value.0.is_empty()).map(|(key, _)| key).collect()
-            }))
+            Ok(BucketKeys::read(found.as_ref()).err())
         })
     }
 

@@ -83,10 +83,15 @@ struct Counted<S> {
     sink: S,
 }
 
-impl<K, S: Sink<K>> Sink<K> for Counted<S> {
+impl<K: Resource, S: Sink<K>> Sink<K> for Counted<S> {
     fn put(&self, object: K) {
         self.metrics.watch_news(self.kind);
         self.sink.put(object);
+    }
+
+    fn forget(&self, object: &ObjectMeta) {
+        self.metrics.watch_news(self.kind);
+        self.sink.forget(object);
     }
 
     fn remove(&self, object: K) {
@@ -124,8 +129,8 @@ impl Sink<PipelineRun> for World {
         self.write().set_run(&run);
     }
 
-    fn remove(&self, run: PipelineRun) {
-        self.write().remove_run(&key(&run.metadata));
+    fn forget(&self, run: &ObjectMeta) {
+        self.write().remove_run(&key(run));
     }
 
     fn listed(&self, listed: &Listed) {
@@ -140,8 +145,8 @@ impl Sink<ReferenceGrant> for World {
         self.write().grants.insert(key(&grant.metadata), grant);
     }
 
-    fn remove(&self, grant: ReferenceGrant) {
-        self.write().grants.remove(&key(&grant.metadata));
+    fn forget(&self, grant: &ObjectMeta) {
+        self.write().grants.remove(&key(grant));
     }
 
     fn listed(&self, listed: &Listed) {
@@ -150,7 +155,7 @@ impl Sink<ReferenceGrant> for World {
 
     /// A grant that cannot be read permits nothing.
     fn unreadable(&self, grant: &ObjectMeta) {
-        self.write().grants.remove(&key(grant));
+        Sink::<ReferenceGrant>::forget(self, grant);
     }
 }
 
@@ -162,8 +167,8 @@ impl Sink<PartialObjectMeta<Namespace>> for World {
         self.write().namespaces.insert(name, Arc::new(known));
     }
 
-    fn remove(&self, namespace: PartialObjectMeta<Namespace>) {
-        self.write().namespaces.remove(&namespace.name_any());
+    fn forget(&self, namespace: &ObjectMeta) {
+        self.write().namespaces.remove(namespace.name.as_deref().unwrap_or_default());
     }
 
     fn listed(&self, listed: &Listed) {
@@ -181,8 +186,8 @@ impl Sink<DynamicObject> for Pipelines {
         self.0.write().pipelines.extend(known.map(|known| (key, Arc::new(known))));
     }
 
-    fn remove(&self, object: DynamicObject) {
-        self.0.write().pipelines.remove(&key(&object.metadata));
+    fn forget(&self, pipeline: &ObjectMeta) {
+        self.0.write().pipelines.remove(&key(pipeline));
     }
 
     fn listed(&self, listed: &Listed) {
@@ -215,8 +220,9 @@ impl Sink<DynamicObject> for Policies {
         self.count();
     }
 
-    fn remove(&self, object: DynamicObject) {
-        Arc::make_mut(&mut self.world.write().policies).remove(&object.name_any());
+    fn forget(&self, policy: &ObjectMeta) {
+        let name = policy.name.as_deref().unwrap_or_default();
+        Arc::make_mut(&mut self.world.write().policies).remove(name);
         self.count();
     }
 

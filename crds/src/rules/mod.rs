@@ -5,6 +5,7 @@
 //! Objects that the API server stored satisfy the schema already: [`Validate::validate`] is enough for them.
 
 mod bucket;
+mod credentials;
 mod endpoint;
 mod env;
 mod grant;
@@ -21,7 +22,9 @@ mod schema;
 mod suggest;
 mod time;
 mod violation;
+mod warm;
 
+pub use credentials::{BucketKeys, SecretProblem};
 pub use endpoint::{EndpointPolicy, METADATA};
 pub use pipeline_run::{FailureLimit, may_use};
 pub use rule::Rule;
@@ -29,6 +32,7 @@ pub(crate) use schema::field_names;
 pub use schema::{Kind, default};
 pub use time::parse_duration;
 pub use violation::Violation;
+pub use warm::WarmLimits;
 
 // What the policy engine shares with the rules.
 pub(crate) use names::constant as constant_regex;

@@ -2,29 +2,35 @@
 
 use std::collections::HashMap;
 
-use protocol::container::{CLAIMER, PUBLISHER};
+use protocol::container::{CLAIMER, INSTALL, PUBLISHER, WORKER};
 
 use super::path::Path;
 use super::rule::Rule;
 use super::violation::{Findings, Violation, quote};
-use super::{Context, Validate, bucket, env, image, names, quantity, suggest};
-use crate::v1alpha1::{Filter, Order, Pipeline, PipelineSpec, PodOptions};
+use super::{Context, Validate, bucket, env, image, names, quantity, suggest, warm};
+use crate::v1alpha1::{Filter, Mode, Order, Pipeline, PipelineSpec, PodOptions};
 
-/// Containers that the operator adds to every worker pod.
+/// Containers that the operator adds to a pod that processes one file. With `mode: Warm` they are reserved too, so that changing
+/// the mode back never makes a name wrong.
 const RESERVED_NAMES: [&str; 2] = [CLAIMER, PUBLISHER];
+/// Containers that the operator adds to Warm pods. Otherwise these names are free: Pipelines that are older than Warm mode have them.
+const RESERVED_WARM_NAMES: [&str; 2] = [INSTALL, WORKER];
 
 impl Validate for Pipeline {
     fn validate(&self, context: &Context<'_>) -> Vec<Violation> {
         let mut out = Findings::default();
         let spec = Path::root().field("spec");
         let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
-        let PipelineSpec { source, order: _, filters, sink, pod } = &self.spec;
+        let PipelineSpec { source, order: _, mode, warm: options, filters, sink, pod } = &self.spec;
 
         let at_source = spec.field("source");
         bucket::check(&at_source.field("bucket"), &source.bucket, namespace, context, &mut out);
         bucket::check_globs(&at_source.field("include"), &source.include, &mut out);
         bucket::check_globs(&at_source.field("exclude"), &source.exclude, &mut out);
-        check_filters(&spec.field("filters"), filters, &mut out);
+        if let Some(options) = options {
+            warm::check(&spec.field("warm"), *mode, options, &mut out);
+        }
+        check_filters(&spec.field("filters"), filters, *mode, &mut out);
         if let Some(sink) = sink {
             bucket::check(&spec.field("sink").field("bucket"), &sink.bucket, namespace, context, &mut out);
             check_sink(&spec, &self.spec, sink.from.as_deref(), &mut out);
@@ -36,11 +42,11 @@ impl Validate for Pipeline {
     }
 }
 
-fn check_filters(field: &Path, filters: &[Filter], out: &mut Findings) {
+fn check_filters(field: &Path, filters: &[Filter], mode: Mode, out: &mut Findings) {
     let mut seen = HashMap::new();
     for (index, filter) in filters.iter().enumerate() {
         let at = field.index(index);
-        check_filter_name(&at.field("name"), &filter.name, out);
+        check_filter_name(&at.field("name"), &filter.name, mode, out);
         if let Some(first) = seen.insert(&filter.name, index) {
             let message = format!("{} is also the name of {}", quote(&filter.name), field.index(first));
             let fix =
@@ -48,6 +54,7 @@ fn check_filters(field: &Path, filters: &[Filter], out: &mut Findings) {
             out.add(&at.field("name"), Rule::FilterNameUnique, message, fix);
         }
         image::check(&at.field("image"), &filter.image, out);
+        warm::check_command(&at.field("command"), filter, mode, out);
         env::check(&at.field("env"), &filter.env, out);
         if let Some(resources) = &filter.resources {
             quantity::check(&at.field("resources"), resources, out);
@@ -55,10 +62,16 @@ fn check_filters(field: &Path, filters: &[Filter], out: &mut Findings) {
     }
 }
 
-fn check_filter_name(field: &Path, name: &str, out: &mut Findings) {
-    if RESERVED_NAMES.contains(&name) {
-        let message =
-            format!("{} is the name of a container that the operator adds to every pod", quote(name));
+fn check_filter_name(field: &Path, name: &str, mode: Mode, out: &mut Findings) {
+    let reserved_for = if RESERVED_NAMES.contains(&name) {
+        Some("every pod")
+    } else if mode == Mode::Warm && RESERVED_WARM_NAMES.contains(&name) {
+        Some("every pod of mode: Warm")
+    } else {
+        None
+    };
+    if let Some(pods) = reserved_for {
+        let message = format!("{} is the name of a container that the operator adds to {pods}", quote(name));
         out.add(
             field,
             Rule::FilterNameReserved,

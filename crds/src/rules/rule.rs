@@ -42,7 +42,7 @@ pub enum Rule {
 
     /// A filter's name is a DNS label, because it is a container's name.
     FilterName,
-    /// A filter is not called `claimer` or `publisher`: the operator adds containers of these names.
+    /// A filter is not called `claimer` or `publisher`, nor `install` or `worker` with `mode: Warm`: the operator adds containers of these names.
     FilterNameReserved,
     /// No two filters of a Pipeline have the same name.
     FilterNameUnique,
@@ -56,10 +56,16 @@ pub enum Rule {
     EnvSource,
     /// A resource is `cpu`, `memory`, `ephemeral-storage`, `hugepages-…`, or has a domain such as `nvidia.com/gpu`.
     ResourceName,
-    /// Resource requests and limits are quantities such as `500m` or `2Gi`, and not negative.
+    /// Resource requests and limits are quantities such as `500m` or `2Gi`, and not negative; `prefetchBytes` is at least `1Mi`.
     Quantity,
     /// No resource request is above its limit; for devices and huge pages the two are equal.
     RequestsWithinLimits,
+    /// With `mode: Warm` every filter has a `command`.
+    WarmCommand,
+    /// `warm` needs `mode: Warm`.
+    WarmMode,
+    /// A filter with `protocol: Lines` has a `command`.
+    LinesCommand,
     /// A sink needs `order: Sequential`.
     SinkOrder,
     /// `sink.from` names one of the filters.

@@ -6,6 +6,7 @@ mod grant;
 mod pipeline;
 mod pipeline_run;
 mod policy;
+mod warm;
 
 pub use bucket::{Bucket, SecretReference};
 pub use grant::{GrantFrom, GrantFromKind, GrantTo, GrantToKind, ReferenceGrant, ReferenceGrantSpec};
@@ -20,3 +21,4 @@ pub use policy::{
     PipelinePolicy, PipelinePolicySpec, PipelinePolicyStatus, PolicyAction, PolicyDefault, PolicyRange,
     PolicyRule, PolicyTarget,
 };
+pub use warm::{Mode, Protocol, WarmOptions};

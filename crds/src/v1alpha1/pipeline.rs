@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::VariantNames;
 
-use super::{Bucket, Phase, cel};
+use super::{Bucket, Mode, Phase, Protocol, WarmOptions, cel};
 
 /// What to run over which files. Nothing happens until a PipelineRun refers to it.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -35,6 +35,7 @@ use super::{Bucket, Phase, cel};
     ),
     printcolumn(name = "Last Run", type_ = "string", json_path = ".status.lastRun.name"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Mode", type_ = "string", json_path = ".spec.mode", priority = 1),
     printcolumn(
         name = "Reason",
         type_ = "string",
@@ -49,7 +50,16 @@ use super::{Bucket, Phase, cel};
         .field_path(".order"),
     validation = Rule::new("!has(self.sink) || !has(self.sink.from) || self.filters.exists(f, f.name == self.sink.from)")
         .message("sink.from must name one of the filters; leave it out to upload what the last filter wrote")
-        .field_path(".sink.from")
+        .field_path(".sink.from"),
+    validation = Rule::new("!has(self.warm) || self.mode == 'Warm'")
+        .message("warm needs mode: Warm, because only then pods stay up; set mode: Warm or remove warm")
+        .field_path(".warm"),
+    validation = Rule::new("self.mode != 'Warm' || self.filters.all(f, has(f.command) && size(f.command) > 0)")
+        .message("mode: Warm needs a command on every filter, because the operator does not know the entrypoints of images; write each image's entrypoint as command, or set mode: PodPerFile")
+        .field_path(".filters"),
+    validation = Rule::new("self.mode != 'Warm' || self.filters.all(f, !(f.name in ['install', 'worker']))")
+        .message("with mode: Warm, install and worker are the names of the containers that prepare the pod and serve the filters; choose another name")
+        .field_path(".filters")
 )]
 pub struct PipelineSpec {
     /// The files to process.
@@ -58,6 +68,15 @@ pub struct PipelineSpec {
     /// `Sequential` runs the filters one after the other, `Concurrent` starts them all together.
     #[serde(default)]
     pub order: Order,
+
+    /// `PodPerFile` starts a pod for each file. `Warm` keeps pods up and runs the filters' commands once per file, which suits
+    /// many small files; every filter then needs `command`. A change affects later runs only.
+    #[serde(default)]
+    pub mode: Mode,
+
+    /// When pods of `mode: Warm` are replaced, and how much they fetch ahead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<WarmOptions>,
 
     /// The containers that each file goes through, in order.
     #[schemars(length(min = 1, max = 32))]
@@ -114,6 +133,11 @@ pub enum Order {
 /// One container of the chain. It reads `/ws/input` and writes below `/ws/out/<name>/`.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.protocol) || self.protocol != 'Lines' || (has(self.command) && size(self.command) > 0)")
+        .message("protocol: Lines needs a command, because the operator does not know the image's entrypoint; write the entrypoint as command, or set protocol: Exec")
+        .field_path(".command")
+)]
 pub struct Filter {
     /// Unique name, used as the container's name.
     #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
@@ -125,7 +149,7 @@ pub struct Filter {
     #[schemars(length(min = 1, max = 1024))]
     pub image: String,
 
-    /// Replaces the entrypoint of the image.
+    /// Replaces the entrypoint of the image. `mode: Warm` and `protocol: Lines` need it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub command: Vec<String>,
@@ -134,6 +158,12 @@ pub struct Filter {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub args: Vec<String>,
+
+    /// `Exec` (the default) runs the command once per file. `Lines` starts it once and sends it one line of JSON per file on
+    /// stdin; it answers each with one line on stdout that starts with `::openfilter::`.
+    // Without a default in the schema: Argo CD, unless it compares on the server, counts a default within a list as drift.
+    #[serde(default, skip_serializing_if = "Protocol::is_exec")]
+    pub protocol: Protocol,
 
     /// Environment variables. They win over those that every filter gets (SOURCE_PATH, OPENFILTER_RUN, …).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -2,15 +2,11 @@
 //! webhook that watched them would hold every password of the cluster.
 
 use crds::v1alpha1::{Bucket, Pipeline};
-use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::live::Live;
 use crate::review::{Answer, Request};
-
-/// What a bucket's Secret must hold.
-const KEYS: [&str; 2] = [ACCESS_KEY_ID, SECRET_ACCESS_KEY];
 
 /// Checks every Secret that a Pipeline names. On a dry run what is missing is a warning: an engine dry-runs a whole
 /// commit before it applies any of it, and the Secret may be in it. On the real apply Secrets come first.
@@ -29,25 +25,14 @@ pub(super) async fn check(live: &dyn Live, request: &Request, answer: &mut Answe
 async fn check_one(live: &dyn Live, request: &Request, at: &str, bucket: &Bucket, answer: &mut Answer) {
     let Some(reference) = &bucket.credentials_secret else { return };
     let namespace = reference.namespace.as_deref().unwrap_or(&request.namespace);
-    let title = format!("{at}.credentialsSecret: Secret \"{namespace}/{}\"", reference.name);
-    let problem = match live.secret_keys(namespace, &reference.name).await {
-        Ok(Some(keys)) => {
-            let missing: Vec<&str> = KEYS.into_iter().filter(|key| !keys.contains(*key)).collect();
-            if missing.is_empty() {
-                return;
-            }
-            format!(
-                "{title} has no {}; add it: a bucket's Secret has the keys accessKeyId and secretAccessKey",
-                missing.join(" and ")
-            )
-        }
-        Ok(None) => format!(
-            "{title} does not exist; create it first, with the keys accessKeyId and secretAccessKey, or leave credentialsSecret out to use the identity of the worker's service account"
-        ),
+    let name = &reference.name;
+    let problem = match live.secret_problem(namespace, name).await {
+        Ok(None) => return,
+        Ok(Some(problem)) => format!("{at}.credentialsSecret: {}", problem.of(namespace, name)),
         // Weather: the operator looks again before it uses it.
         Err(error) => {
             answer.warnings.push(format!(
-                "{title} could not be looked at ({error}); it is checked again before it is used"
+                "{at}.credentialsSecret: Secret \"{namespace}/{name}\" could not be read ({error}); it is checked again before it is used"
             ));
             return;
         }

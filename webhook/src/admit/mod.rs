@@ -15,7 +15,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 pub use evaluate::Evaluator;
-pub use live::{Live, Lookup, SecretKeys};
+pub use live::{Live, Lookup};
 
 use crate::metrics::Metrics;
 use crate::review::{Answer, Operation, Request};
