@@ -33,11 +33,15 @@ pub fn notice_silence(config: &mut Config) {
 }
 
 /// Takes what a watch brings.
-pub trait Sink<K>: Send + Sync {
+pub trait Sink<K: Resource>: Send + Sync {
     /// An object exists, or has changed.
     fn put(&self, object: K);
-    /// An object was deleted; this is its last state.
-    fn remove(&self, object: K);
+    /// An object was deleted. Its last state may not fit its type, so only its metadata is known.
+    fn forget(&self, object: &ObjectMeta);
+    /// An object was deleted; this is its last state, for sinks that need it.
+    fn remove(&self, object: K) {
+        self.forget(object.meta());
+    }
     /// A round has listed everything that exists: whatever it lacks is gone.
     fn listed(&self, listed: &Listed);
     /// An object exists, but does not fit its type. By default it stays as it was last known.
@@ -46,9 +50,13 @@ pub trait Sink<K>: Send + Sync {
     fn broke(&self) {}
 }
 
-impl<K, S: Sink<K> + ?Sized> Sink<K> for Arc<S> {
+impl<K: Resource, S: Sink<K> + ?Sized> Sink<K> for Arc<S> {
     fn put(&self, object: K) {
         self.as_ref().put(object);
+    }
+
+    fn forget(&self, object: &ObjectMeta) {
+        self.as_ref().forget(object);
     }
 
     fn remove(&self, object: K) {
@@ -110,16 +118,16 @@ async fn follow<R, K>(
     synced: impl FnOnce() + Send,
 ) where
     R: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource,
 {
     let path = api.resource_url().to_owned();
-    let readable = |object: R| match read(object) {
-        Ok(object) => Some(object),
+    let put = |object: R| match read(object) {
+        Ok(object) => sink.put(object),
         Err(unreadable) => {
             let Unreadable { metadata, error } = *unreadable;
             let (namespace, name) = (&metadata.namespace, &metadata.name);
             tracing::warn!(path, namespace, name, error, "an object cannot be read");
             sink.unreadable(&metadata);
-            None
         }
     };
     let namespace = api.namespace().map(ToOwned::to_owned);
@@ -132,7 +140,7 @@ async fn follow<R, K>(
             Ok(Event::Init) => listed = Listed::new(namespace.clone()),
             Ok(Event::InitApply(object)) => {
                 listed.add(object.meta());
-                readable(object).into_iter().for_each(|object| sink.put(object));
+                put(object);
             }
             Ok(Event::InitDone) => {
                 sink.listed(&listed);
@@ -142,8 +150,11 @@ async fn follow<R, K>(
                     synced();
                 }
             }
-            Ok(Event::Apply(object)) => readable(object).into_iter().for_each(|object| sink.put(object)),
-            Ok(Event::Delete(object)) => readable(object).into_iter().for_each(|object| sink.remove(object)),
+            Ok(Event::Apply(object)) => put(object),
+            Ok(Event::Delete(object)) => match read(object) {
+                Ok(object) => sink.remove(object),
+                Err(unreadable) => sink.forget(&unreadable.metadata),
+            },
             Err(error) => {
                 tracing::warn!(path, %error, cause = %cause(&error), "a watch broke, and starts again");
                 sink.broke();

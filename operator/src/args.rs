@@ -94,8 +94,9 @@ pub struct Args {
     #[arg(long, env = "MAX_FILES", default_value_t = 0, help_heading = "Operation")]
     max_files: u64,
     /// How many files of a run may wait in Valkey: the listing pauses beyond it, and goes on below half of it
-    // About 30 MiB of Valkey's memory for one run, and enough files to keep thousands of pods busy meanwhile.
-    #[arg(long, env = "QUEUE_HIGH_WATER", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1_000..), help_heading = "Operation")]
+    // About 30 MiB of Valkey's memory for one run, and enough files to keep thousands of pods busy meanwhile. With fewer than a
+    // hundred, pods would wait for the listing.
+    #[arg(long, env = "QUEUE_HIGH_WATER", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(100..), help_heading = "Operation")]
     queue_high_water: u64,
     /// How many dead letters a run may have before it is stopped (TooManyFailures)
     // With reasons of half a kilobyte they must fit into the Valkey that ships.

@@ -36,7 +36,7 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     /// As many passes run at once, shared between namespaces.
     pub passes: Permits,
-    /// As many listings ask for pages or add them at once.
+    /// As many listings ask for pages or add them at once, shared between namespaces.
     pub turns: Turns,
     recorder: Recorder,
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crds::rules::SecretProblem;
 use strum::{AsRefStr, IntoStaticStr, VariantArray};
 
 pub use storage::chain;
@@ -152,6 +153,14 @@ impl Reason {
             | Self::WorkersFailing
             | Self::NameTaken
             | Self::OperatorRefused => false,
+        }
+    }
+
+    /// What a Secret is to a run that needs the keys in it.
+    pub fn of_secret(problem: &SecretProblem) -> Self {
+        match problem {
+            SecretProblem::Missing => Self::CredentialsMissing,
+            SecretProblem::Lacks(_) => Self::CredentialsInvalid,
         }
     }
 

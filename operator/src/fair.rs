@@ -7,15 +7,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::oneshot;
 
 /// A fixed number of permits.
+#[derive(Debug)]
 pub struct Permits(Arc<Mutex<Turns<oneshot::Sender<Permit>>>>);
 
 /// The right to do something; dropping it passes it on.
+#[derive(Debug)]
 pub struct Permit(Arc<Mutex<Turns<oneshot::Sender<Permit>>>>);
 
 impl Permits {
     /// So many permits.
     pub fn new(count: usize) -> Self {
         Self(Arc::new(Mutex::new(Turns::new(count))))
+    }
+
+    /// Whether a permit is free: then none waits for one.
+    pub fn is_one_free(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).free > 0
     }
 
     /// Waits for a permit. A caller that stops waiting leaves its permit to the next.
@@ -51,6 +58,7 @@ impl Drop for Permit {
 }
 
 /// Whose turn it is.
+#[derive(Debug)]
 struct Turns<T> {
     free: usize,
     waiting: HashMap<String, VecDeque<T>>,

@@ -50,6 +50,8 @@ pub struct Progress {
 pub struct Bounds<'a> {
     /// Shared with all other listings.
     pub turns: &'a Turns,
+    /// Where the run is: namespaces take turns.
+    pub namespace: &'a str,
     /// Files that a run may have; any number when absent.
     pub max_files: Option<u64>,
     /// Files of a run that may wait in the queue: beyond it the listing pauses.
@@ -71,7 +73,7 @@ pub async fn list_into(
 ) -> Result<u64, ListingError> {
     let mut from = from;
     while let Listing::UpTo(after) = from {
-        let mut turn = bounds.turns.next().await;
+        let mut turn = bounds.turns.next(bounds.namespace).await;
         let listed = turn.ask(lister.page(&after)).await.map_err(failed_after(&after))?;
         let task = Task { queue, lister, bounds, progress: &progress };
         from = match task.take(turn, Held::new(after, listed)).await? {
@@ -126,7 +128,8 @@ impl<'a> Held<'a> {
     fn new(after: String, (listed, room): (ListedPage, Room<'a>)) -> Self {
         let ListedPage { files, skipped, next } = listed;
         let file = |ListedFile { key, size, etag }| File { key, size, etag };
-        let page = Page { after, next, files: files.into_iter().map(file).collect() };
+        let files = files.into_iter().map(file).collect();
+        let page = Page { after, next, files, skipped: skipped.files };
         Self { page, skipped, _room: room }
     }
 }
@@ -143,8 +146,8 @@ impl<P: Fn(Progress)> Task<'_, P> {
     /// being added. At most two pages are in memory, however large the bucket. Returns where the listing is.
     async fn take<'a>(&self, mut turn: Turn<'a>, mut held: Held<'a>) -> Result<Added, ListingError> {
         loop {
-            let next = held.page.next.as_deref();
-            let ahead = next.and_then(|next| turn.room_ahead().map(|room| (next, room)));
+            let next = held.page.next.clone();
+            let ahead = next.as_deref().and_then(|next| turn.room_ahead().map(|room| (next, room)));
             let look_ahead = async {
                 // A failure ahead must not keep this page from being added.
                 Ok(match ahead {
@@ -153,10 +156,10 @@ impl<P: Fn(Progress)> Task<'_, P> {
                 })
             };
             // The request first: the service works on it while the page is written to Valkey.
-            let (ahead, added) = tokio::try_join!(biased; look_ahead, self.add(&held))?;
+            let (ahead, added) = tokio::try_join!(biased; look_ahead, self.add(held))?;
             match (added, ahead) {
                 // Of use unless another listing of this run has gone further.
-                (Added::UpTo(Listing::UpTo(cursor)), Some(ahead)) if Some(cursor.as_str()) == next => {
+                (Added::UpTo(Listing::UpTo(cursor)), Some(ahead)) if Some(&cursor) == next.as_ref() => {
                     let listed = ahead.map_err(failed_after(&cursor))?;
                     held = Held::new(cursor, listed);
                 }
@@ -165,15 +168,17 @@ impl<P: Fn(Progress)> Task<'_, P> {
         }
     }
 
-    /// Adds a page to the queue, and reports it. Returns where the listing is.
-    async fn add(&self, Held { page, skipped, .. }: &Held<'_>) -> Result<Added, ListingError> {
-        match self.queue.enqueue(page, self.bounds.high_water).await.map_err(ListingError::Enqueue)? {
+    /// Adds a page to the queue, and reports it. Returns where the listing is. The page and its room are free as soon as it is
+    /// added: a look-ahead may wait much longer for its answer.
+    async fn add(&self, held: Held<'_>) -> Result<Added, ListingError> {
+        let Held { page, skipped, _room } = held;
+        match self.queue.enqueue(&page, self.bounds.high_water).await.map_err(ListingError::Enqueue)? {
             Enqueued::Added { total } => {
-                (self.progress)(Progress { total, skipped: skipped.clone() });
+                (self.progress)(Progress { total, skipped });
                 if let Some(max) = self.bounds.max_files.filter(|max| total > *max) {
                     return Err(ListingError::TooMany { listed: total, max });
                 }
-                Ok(Added::UpTo(page.next.clone().map_or(Listing::Complete, Listing::UpTo)))
+                Ok(Added::UpTo(page.next.map_or(Listing::Complete, Listing::UpTo)))
             }
             Enqueued::Superseded(listing) => Ok(Added::UpTo(listing)),
             Enqueued::Paused(pause) => Ok(Added::Paused(pause)),

@@ -4,20 +4,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crds::rules::{Context as Rules, Validate};
+use crds::rules::{BucketKeys, Context as Rules, Validate};
 use crds::v1alpha1::{Bucket, LastRun, Phase, Pipeline, PipelineRun, PipelineStatus};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
-use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
 use strum::VariantArray;
 
 use crate::context::Context;
 use crate::error::{Error, Reason, chain};
 use crate::metrics::Metrics;
-use crate::run::build::secret;
 use crate::run::obstacle;
 use crate::world::{Key, pipeline_of};
 
@@ -146,18 +144,10 @@ async fn check_keys(ctx: &Context, bucket: &Bucket, own: &str) -> Result<Verdict
     let name = &reference.name;
     let found =
         api.get_opt(name).await.map_err(Error::kubernetes(format!("read Secret {namespace}/{name}")))?;
-    let Some(found) = found else {
-        let message = format!(
-            "there is no Secret {name:?} in namespace {namespace:?}; create it with the keys accessKeyId and secretAccessKey"
-        );
-        return Ok(Err((Reason::CredentialsMissing.into(), message)));
-    };
-    let lacking =
-        [ACCESS_KEY_ID, SECRET_ACCESS_KEY].into_iter().find(|key| secret::text(&found, key).is_none());
-    Ok(lacking.map_or(Ok(()), |key| {
-        let message = format!("Secret {namespace}/{name} has no {key}, or it is empty; add it to the Secret");
-        Err((Reason::CredentialsInvalid.into(), message))
-    }))
+    Ok(match BucketKeys::read(found.as_ref()) {
+        Ok(_) => Ok(()),
+        Err(problem) => Err((Reason::of_secret(&problem).into(), problem.of(namespace, name))),
+    })
 }
 
 async fn publish(

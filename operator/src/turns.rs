@@ -1,12 +1,15 @@
 //! Turns of listings. However many runs start together, only a few listings ask for a page or add one at a time, and all
 //! their answers and pages fit into a budget: otherwise the operator would run out of memory, and calls of Valkey out of
 //! time. A listing gives its turn back after a page when others wait, so that a small bucket does not wait for a large one.
+//! Namespaces take turns, so that the one run of a namespace does not wait for hundreds of another.
 
 use std::pin::pin;
 use std::time::Duration;
 
 use storage::{ListedPage, PAGE_BYTES_MAX, StorageError};
 use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::fair::{Permit, Permits};
 
 /// What one request may need: the longest answer, and as much again for what is read from it.
 const ANSWER_KIB: usize = 2 * PAGE_BYTES_MAX / 1_024;
@@ -17,7 +20,7 @@ const KIB_MAX: usize = 128 * 1_024;
 /// the lane of the slow ones.
 const PROMPT: Duration = Duration::from_secs(5);
 
-/// Hands out turns, in the order in which they are asked for.
+/// Hands out turns, shared between namespaces.
 #[derive(Debug)]
 pub struct Turns {
     prompt: Lane,
@@ -27,7 +30,8 @@ pub struct Turns {
 /// Turns, and what all who have one may need in memory.
 #[derive(Debug)]
 struct Lane {
-    turns: Semaphore,
+    turns: Permits,
+    /// First come, first served: only the few that have a turn wait for it.
     room: Semaphore,
     answer_kib: u32,
 }
@@ -37,7 +41,8 @@ struct Lane {
 pub struct Turn<'a> {
     turns: &'a Turns,
     lane: &'a Lane,
-    permit: Option<SemaphorePermit<'a>>,
+    namespace: &'a str,
+    permit: Option<Permit>,
 }
 
 /// Memory that is set aside, for an answer or a page, until it is dropped.
@@ -50,27 +55,29 @@ impl Turns {
         Self::within(listings, KIB_MAX)
     }
 
+    /// As many listings at once, and room for this many answers: for tests of what happens when it is short.
+    pub fn with_room_for(answers: usize, listings: usize) -> Self {
+        Self::within(listings, answers * ANSWER_KIB)
+    }
+
     fn within(listings: usize, kib: usize) -> Self {
         Self { prompt: Lane::new(listings, kib), slow: Lane::new(listings / 2, kib / 2) }
     }
 
-    /// Waits for a turn.
-    pub async fn next(&self) -> Turn<'_> {
-        Turn { turns: self, lane: &self.prompt, permit: self.prompt.turn().await }
+    /// Waits for a turn of a run in this namespace.
+    pub async fn next<'a>(&'a self, namespace: &'a str) -> Turn<'a> {
+        let permit = self.prompt.turns.acquire(namespace).await;
+        Turn { turns: self, lane: &self.prompt, namespace, permit: Some(permit) }
     }
 }
 
 impl Lane {
     fn new(listings: usize, kib: usize) -> Self {
         let answer_kib = u32::try_from(ANSWER_KIB.min(kib)).unwrap_or(u32::MAX);
-        Self { turns: Semaphore::new(listings.max(1)), room: Semaphore::new(kib), answer_kib }
+        Self { turns: Permits::new(listings.max(1)), room: Semaphore::new(kib), answer_kib }
     }
 
-    /// The semaphores are never closed, so there always is one in the end.
-    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.turns.acquire().await.ok()
-    }
-
+    /// The semaphore is never closed, so there is room in the end.
     async fn room(&self) -> Room<'_> {
         Room(self.room.acquire_many(self.answer_kib).await.ok())
     }
@@ -89,7 +96,7 @@ impl<'a> Turn<'a> {
     /// Room for another page, if no other listing waits for it: turns are handed out in order, so that none waits while one
     /// is free.
     pub fn room_ahead(&self) -> Option<Room<'a>> {
-        if self.lane.turns.available_permits() == 0 {
+        if !self.lane.turns.is_one_free() {
             return None;
         }
         self.lane.room.try_acquire_many(self.lane.answer_kib).ok().map(|room| Room(Some(room)))
@@ -120,7 +127,7 @@ impl<'a> Turn<'a> {
     async fn step_aside(&mut self) -> Room<'a> {
         self.permit = None;
         self.lane = &self.turns.slow;
-        self.permit = self.lane.turn().await;
+        self.permit = Some(self.lane.turns.acquire(self.namespace).await);
         self.lane.room().await
     }
 }
@@ -152,16 +159,32 @@ mod tests {
     #[tokio::test]
     async fn as_many_listings_have_a_turn_as_may_and_the_next_one_waits() {
         let turns = Turns::new(2);
-        let (one, _two) = (turns.next().await, turns.next().await);
-        assert!(turns.next().now_or_never().is_none());
+        let (one, _two) = (turns.next("a").await, turns.next("a").await);
+        assert!(turns.next("a").now_or_never().is_none());
         drop(one);
-        assert!(turns.next().now_or_never().is_some());
+        assert!(turns.next("a").now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_run_waits_for_one_turn_however_many_runs_of_another_namespace_start_with_it() {
+        let turns = Turns::new(1);
+        let listing = turns.next("busy").await;
+        let mut busy: Vec<_> = (0..300).map(|_| Box::pin(turns.next("busy"))).collect();
+        assert!(busy.iter_mut().all(|waiting| waiting.now_or_never().is_none()));
+        let mut quiet = Box::pin(turns.next("quiet"));
+        assert!((&mut quiet).now_or_never().is_none());
+        drop(listing);
+        let next = busy.iter_mut().find_map(FutureExt::now_or_never);
+        assert!(next.is_some() && (&mut quiet).now_or_never().is_none(), "busy asked first");
+        drop(next);
+        assert!(quiet.now_or_never().is_some(), "then it is the turn of quiet");
     }
 
     #[tokio::test]
     async fn answers_share_a_budget_and_a_page_keeps_only_what_it_needs() {
-        let turns = Turns::within(9, 2 * ANSWER_KIB);
-        let (mut one, mut two, mut three) = (turns.next().await, turns.next().await, turns.next().await);
+        let turns = Turns::with_room_for(2, 9);
+        let (mut one, mut two, mut three) =
+            (turns.next("a").await, turns.next("a").await, turns.next("a").await);
         let (slow, room) = (one.room_ahead(), two.room_ahead());
         assert!(slow.is_some() && three.room_ahead().is_none(), "there is room for two answers");
         assert!(three.ask(answer_after(0)).now_or_never().is_none(), "the third waits");
@@ -175,9 +198,9 @@ mod tests {
     #[tokio::test]
     async fn a_listing_looks_ahead_only_while_a_turn_is_free() {
         let turns = Turns::new(2);
-        let one = turns.next().await;
+        let one = turns.next("a").await;
         assert!(one.room_ahead().is_some());
-        let _two = turns.next().await;
+        let _two = turns.next("a").await;
         assert!(one.room_ahead().is_none(), "a third one may wait");
     }
 
@@ -189,7 +212,7 @@ mod tests {
         let prompt = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             for _ in 0..100 {
-                turns.next().await.ask(answer_after(0)).await?;
+                turns.next("a").await.ask(answer_after(0)).await?;
             }
             Ok(started.elapsed())
         };
@@ -199,7 +222,7 @@ mod tests {
     }
 
     async fn slow_listing(turns: &Turns) -> Result<(), StorageError> {
-        let mut turn = turns.next().await;
+        let mut turn = turns.next("a").await;
         turn.ask(answer_after(600)).await.map(|_| ())
     }
 }

@@ -3,8 +3,11 @@
 
 use std::collections::HashSet;
 
-use k8s_openapi::api::core::v1::{Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodSpec,
+};
 use kube::ResourceExt;
+use protocol::container::INSTALL;
 
 use crate::names::CONTAINERS_ANNOTATION;
 
@@ -51,6 +54,18 @@ impl<'a> Containers<'a> {
         self.own().find(|container| container.name == name)
     }
 
+    /// Whether the pod processes many files.
+    pub fn is_warm(&self) -> bool {
+        self.pod.spec.as_ref().is_some_and(is_warm)
+    }
+
+    /// Whether all of our main containers run.
+    pub fn all_main_run(&self) -> bool {
+        let main = self.pod.spec.iter().flat_map(|spec| &spec.containers);
+        let own: Vec<_> = main.filter(|container| self.is_own(&container.name)).collect();
+        own.iter().all(|container| self.named(&container.name).is_some_and(is_running))
+    }
+
     /// Whether a container is ours.
     pub fn is_own(&self, name: &str) -> bool {
         match &self.own {
@@ -92,6 +107,11 @@ fn sidecars(pod: &Pod) -> HashSet<&str> {
         .filter(|container| container.restart_policy.as_deref() == Some("Always"))
         .map(|container| container.name.as_str())
         .collect()
+}
+
+/// Whether a pod processes many files: such a pod is made ready first, and any other pod begins with its claimer.
+pub fn is_warm(pod: &PodSpec) -> bool {
+    pod.init_containers.iter().flatten().next().is_some_and(|first| first.name == INSTALL)
 }
 
 /// The annotation of a pod that has exactly these containers of ours.

@@ -9,27 +9,40 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
-use protocol::container::{CLAIMER, PUBLISHER};
+use protocol::container::{CLAIMER, PUBLISHER, WORKER};
 use protocol::{Exit, Report};
 
 use containers::{Containers, is_running, succeeded, was_started};
-pub use containers::{annotation, is_start_error};
+pub use containers::{annotation, is_start_error, is_warm};
 pub use stage::{Failed, Stage, Stuck};
 
 /// The longest grace period that is honoured. A filter needs seconds to stop; a pod spec may say 292 years, for which its
 /// file would wait, and which added to an instant would overflow.
 const GRACE_MAX: Duration = Duration::from_secs(3_600);
 
+/// A claimer starts within a second or two of getting a node, unless its image is pulled or the node is broken: then the file
+/// that the pod was given is given to another one.
+const STARTS_WITHIN: Duration = Duration::from_secs(15);
+/// How long the others of a pod that processes many files may go on after a container of it failed: a worker publishes what it
+/// has, and says so.
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(60);
+/// How a Rust program ends that panicked.
+const PANICKED: i32 = 101;
+/// A process that was killed by signal *n* ends with this number plus *n*.
+const KILLED: i32 = 128;
+
 /// A worker pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerPod {
     /// Its name, which is also its name as a consumer.
     pub name: String,
+    /// It processes many files.
+    pub is_warm: bool,
     /// How far it is.
     pub stage: Stage,
     /// Since when it is so, by our own clock: the moment at which the watch showed it.
     pub since: Instant,
-    /// Since when its claimer has been running, or has run: its file cannot be claimed for longer. By our own clock too.
+    /// Since when its claimer has been running, or has run. By our own clock too.
     pub claiming: Option<Instant>,
     /// It is being deleted, and may take this long for it.
     pub deleting: Option<Deleting>,
@@ -41,6 +54,8 @@ pub struct WorkerPod {
     pub held: bool,
     /// The node that it was placed on.
     pub node: Option<String>,
+    /// Since when it has had a node, by our own clock.
+    pub placed: Option<Instant>,
     /// Since when its node has had neither sandbox, network nor volumes for it, by our own clock. A node that pulls an image
     /// has them.
     pub unprepared: Option<Instant>,
@@ -105,6 +120,7 @@ impl WorkerPod {
     pub fn in_stage(name: &str, stage: Stage, since: Instant) -> Self {
         Self {
             name: name.to_owned(),
+            is_warm: false,
             stage,
             since,
             claiming: None,
@@ -113,6 +129,7 @@ impl WorkerPod {
             running: false,
             held: false,
             node: None,
+            placed: None,
             unprepared: None,
             doomed: None,
             started: None,
@@ -131,19 +148,22 @@ impl WorkerPod {
         let containers = Containers::of(pod);
         let stage = stage::of(pod, &containers);
         let (claimer, publisher) = (containers.named(CLAIMER), containers.named(PUBLISHER));
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         let reached = |known: fn(&Self) -> Option<Milestone>, is_reached: bool| {
             let new = Milestone { at: now, witnessed: before.is_some() };
             before.and_then(known).or(is_reached.then_some(new))
         };
         Self {
             name: pod.name_any(),
+            is_warm: containers.is_warm(),
             since: before.filter(|before| before.stage.is_like(&stage)).map_or(now, |before| before.since),
             claiming: before.and_then(|before| before.claiming).or(stage.has_claimer().then_some(now)),
             deleting: deleting(&pod.metadata, before, now),
             stopped: matches!(phase(pod), Some("Succeeded" | "Failed")),
             running: containers.own().any(is_running),
             held: is_held(&pod.metadata),
-            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            placed: before.and_then(|before| before.placed).or(node.is_some().then_some(now)),
+            node,
             unprepared: is_unprepared(pod, &stage, &containers)
                 .then(|| before.and_then(|before| before.unprepared).unwrap_or(now)),
             doomed: doomed(pod, before, now),
@@ -158,9 +178,9 @@ impl WorkerPod {
     }
 
     /// Whether a pass has something to do because of it. Most changes of a pod mean nothing to us at once: an address, a
-    /// node, a condition.
+    /// condition. A pod that has got a node is given a file.
     pub fn is_news(&self, before: Option<&Self>) -> bool {
-        let flags = |pod: &Self| (pod.deleting, pod.stopped, pod.running, pod.held);
+        let flags = |pod: &Self| (pod.deleting, pod.stopped, pod.running, pod.held, pod.node.is_some());
         before.is_none_or(|before| before.stage != self.stage || flags(before) != flags(self))
     }
 
@@ -174,22 +194,81 @@ impl WorkerPod {
         !self.is_finished() && self.deleting.is_none()
     }
 
-    /// Whether it failed by itself before it had a file, as far as it shows: its claimer never started or ended before it
-    /// claimed one, or the node did not take the pod.
+    /// Whether it has ended as far as its files are concerned. Of a pod that processes many, a container that failed is not the
+    /// last to speak: its worker says what became of the others.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.is_finished() && !self.is_ending(now)
+    }
+
+    /// Whether a container of it has failed, and the others are waited for.
+    pub fn is_ending(&self, now: Instant) -> bool {
+        self.is_warm && self.is_finished() && self.running && now < self.since + LAST_WORDS_WITHIN
+    }
+
+    /// Whether it can take many files.
+    pub fn can_serve(&self) -> bool {
+        self.is_warm && self.is_alive() && self.stage == Stage::Working
+    }
+
+    /// Whether it can take a file: its claimer runs, or will in a moment. A pod without a node would keep the file from those
+    /// that have one.
+    pub fn awaits_file(&self, now: Instant) -> bool {
+        self.is_alive()
+            && match &self.stage {
+                Stage::Starting => self.late_at().is_some_and(|late_at| now < late_at),
+                Stage::Claiming => true,
+                Stage::Unschedulable(_)
+                | Stage::Stuck(_)
+                | Stage::Working
+                | Stage::Succeeded
+                | Stage::Failed(_) => false,
+            }
+    }
+
+    /// When its claimer should have started.
+    pub fn late_at(&self) -> Option<Instant> {
+        Some(self.placed? + STARTS_WITHIN)
+    }
+
+    /// Whether a file that it was given should go to another pod, because its claimer does not start.
+    pub fn is_late(&self, now: Instant) -> bool {
+        let is_slow = match &self.stage {
+            Stage::Starting => self.late_at().is_some_and(|late_at| now >= late_at),
+            Stage::Stuck(_) => !self.may_have_claimed(),
+            // Without a node it was given none.
+            Stage::Unschedulable(_) => false,
+            Stage::Claiming | Stage::Working | Stage::Succeeded | Stage::Failed(_) => false,
+        };
+        self.is_alive() && is_slow
+    }
+
+    /// Whether its claimer may have read the file that the pod was given. What ends a pod before that does not count against
+    /// the file.
+    pub fn may_have_claimed(&self) -> bool {
+        if let Some(said) = &self.claimer {
+            return said.entry.is_some();
+        }
+        match &self.stage {
+            Stage::Failed(Failed { container: Some(container), exit_code: Some(code), reason, .. })
+                if container == CLAIMER || self.is_warm && container == WORKER =>
+            {
+                match Exit::from_code(*code) {
+                    Some(exit) => exit.is_after_claim(),
+                    // It crashed or was killed, perhaps by the file; or it is another program.
+                    None => *code == PANICKED || *code > KILLED && !is_start_error(Some(reason)),
+                }
+            }
+            _ => self.fetched.is_some() || self.started.is_some(),
+        }
+    }
+
+    /// Whether it failed by itself before it had a file: its claimer never started or ended before it read one, or the node did
+    /// not take the pod. Being deleted or evicted is no failure of its own.
     pub fn died_without_a_file(&self) -> bool {
-        let Stage::Failed(Failed { container, added, exit_code, .. }) = &self.stage else { return false };
-        let claimed =
-            self.fetched.is_some() || self.claimer.as_ref().is_some_and(|said| said.entry.is_some());
-        // Being deleted or evicted is no failure of its own.
-        if claimed || self.deleting.is_some() || self.doomed.is_some() {
-            return false;
-        }
-        let is_after_claim = || exit_code.and_then(Exit::from_code).is_some_and(Exit::is_after_claim);
-        match container.as_deref() {
-            None => true,
-            Some(CLAIMER) => !is_after_claim(),
-            Some(_) => *added,
-        }
+        matches!(self.stage, Stage::Failed(_))
+            && !self.may_have_claimed()
+            && self.deleting.is_none()
+            && self.doomed.is_none()
     }
 }
 

@@ -1,8 +1,10 @@
 //! How far a pod is, judged by its phase and our own containers.
 
-use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition};
-use protocol::Report;
-use protocol::container::{CLAIMER, PUBLISHER};
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodCondition,
+};
+use protocol::container::{CLAIMER, PUBLISHER, WORKER};
+use protocol::{Exit, Report};
 
 use super::containers::{Containers, is_running, succeeded, terminated};
 
@@ -115,6 +117,9 @@ pub fn of(pod: &Pod, containers: &Containers<'_>) -> Stage {
     if let Some(failed) = first_failure(containers, containers.own()) {
         return Stage::Failed(failed);
     }
+    if containers.is_warm() {
+        return of_warm(pod, containers);
+    }
     let claimer = containers.named(CLAIMER);
     let claimed = claimer.and_then(terminated).is_some();
     // Before there is a file, an added container that does not start blocks everything; afterwards it blocks only itself.
@@ -129,6 +134,18 @@ pub fn of(pod: &Pod, containers: &Containers<'_>) -> Stage {
     if claimer.is_some_and(is_running) {
         return Stage::Claiming;
     }
+    before_start(pod)
+}
+
+/// A pod that processes many files works when all of its containers run.
+fn of_warm(pod: &Pod, containers: &Containers<'_>) -> Stage {
+    if containers.all_main_run() {
+        return Stage::Working;
+    }
+    containers.all().find_map(stuck).map_or_else(|| before_start(pod), Stage::Stuck)
+}
+
+fn before_start(pod: &Pod) -> Stage {
     condition(pod, "PodScheduled")
         .filter(|condition| condition.reason.as_deref() == Some("Unschedulable"))
         .map_or(Stage::Starting, |condition| {
@@ -165,9 +182,9 @@ fn first_failure<'a>(
         Some((container, ended))
     });
     // A container without a time was lost, so that one with a time failed before it.
-    let (container, ended) = failed.min_by_key(|(_, ended)| {
+    let (container, ended) = failed.min_by_key(|(container, ended)| {
         let finished = ended.finished_at.as_ref();
-        (finished.is_none(), finished.map(|time| time.0))
+        (rank(containers, container, ended), finished.is_none(), finished.map(|time| time.0))
     })?;
     Some(Failed {
         container: Some(container.name.clone()),
@@ -182,9 +199,20 @@ fn first_failure<'a>(
     })
 }
 
+/// Which of several failures says most, whenever they happened. A worker ends because of a filter: of one that cannot
+/// be executed it says so, and of one that is gone it knows nothing.
+fn rank(containers: &Containers<'_>, container: &ContainerStatus, ended: &ContainerStateTerminated) -> u8 {
+    let is_worker = containers.is_warm() && container.name == WORKER;
+    match Exit::from_code(ended.exit_code).filter(|_| is_worker) {
+        Some(Exit::FilterUnusable) => 0,
+        Some(Exit::FilterLost) => 2,
+        _ => 1,
+    }
+}
+
 /// What our own containers reported at their end. The message of a filter is its own, whatever it looks like.
 pub fn report(container: &ContainerStatus) -> Option<Report> {
-    if !matches!(container.name.as_str(), CLAIMER | PUBLISHER) {
+    if !matches!(container.name.as_str(), CLAIMER | PUBLISHER | WORKER) {
         return None;
     }
     Report::parse(terminated(container)?.message.as_deref()?)

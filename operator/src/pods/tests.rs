@@ -83,8 +83,9 @@ fn a_pod_without_a_file_is_no_file_that_failed() {
         read(json!({"phase": "Failed", "initContainerStatuses": [container(name, ended(code))]}))
             .died_without_a_file()
     };
-    assert!(died(CLAIMER, 11) && died(CLAIMER, 12) && died(CLAIMER, 137), "no claim was made");
-    assert!(died(CLAIMER, 1) && died(CLAIMER, 101), "another program, or a panic");
+    assert!(died(CLAIMER, 11) && died(CLAIMER, 12), "no claim was made");
+    assert!(!died(CLAIMER, 137) && !died(CLAIMER, 101), "what killed or crashed it may be the file");
+    assert!(died(CLAIMER, 1) && died(CLAIMER, 127), "another program, or none");
     assert!(died(CLAIMER, 18) && died(CLAIMER, 19), "its workspace is full, or not its own");
     assert!(!died(CLAIMER, 15), "the object of a claimed file is gone");
     assert!(!died("resize", 12), "a filter's exit code is its own business");
@@ -92,6 +93,65 @@ fn a_pod_without_a_file_is_no_file_that_failed() {
         read(json!({"phase": "Failed", "reason": "OutOfcpu"})).died_without_a_file(),
         "the node did not take it"
     );
+}
+
+/// A pod is given a file before its claimer starts. What ends the pod before the claimer has read it is not the file's fault.
+#[test]
+fn a_file_was_tried_only_if_the_claimer_may_have_read_it() {
+    let tried = |status: Value| read(status).may_have_claimed();
+    let claimer =
+        |state: Value| json!({"phase": "Pending", "initContainerStatuses": [container(CLAIMER, state)]});
+    assert!(!tried(json!({"phase": "Pending"})), "it has not started");
+    assert!(!tried(claimer(json!({"waiting": {"reason": "ImagePullBackOff"}}))));
+    assert!(!tried(claimer(json!({"terminated": {"exitCode": 128, "reason": "StartError"}}))));
+    assert!(!tried(json!({"phase": "Failed", "reason": "Evicted"})), "evicted before it started");
+    assert!(tried(claimer(runs())), "it may have read it by now");
+    assert!(tried(claimer(ended(0))));
+    let said = |entry: &str| json!({"terminated": {"exitCode": 19, "message": format!("{entry} 1 LocalIo 5-9 why")}});
+    assert!(tried(claimer(said("7-1"))) && !tried(claimer(said("-"))), "it says so itself");
+}
+
+#[test]
+fn a_file_is_given_to_pods_that_have_a_node_and_whose_claimer_has_not_ended() {
+    let awaits = |node: Value, status: Value, deleted: Value| {
+        let metadata = json!({"name": "p", "deletionTimestamp": deleted});
+        let pod =
+            json!({"metadata": metadata, "spec": {"nodeName": node, "containers": []}, "status": status});
+        let now = Instant::now();
+        WorkerPod::read(&serde_json::from_value(pod).unwrap(), None, now).awaits_file(now)
+    };
+    let pending = json!({"phase": "Pending"});
+    let claimer =
+        |state: Value| json!({"phase": "Pending", "initContainerStatuses": [container(CLAIMER, state)]});
+    assert!(!awaits(Value::Null, pending.clone(), Value::Null), "it has no node");
+    assert!(awaits(json!("n"), pending.clone(), Value::Null));
+    assert!(awaits(json!("n"), claimer(runs()), Value::Null));
+    assert!(!awaits(json!("n"), claimer(ended(0)), Value::Null), "it has had its file");
+    assert!(!awaits(json!("n"), claimer(json!({"waiting": {"reason": "ErrImagePull"}})), Value::Null));
+    assert!(!awaits(json!("n"), pending, json!("2026-01-01T00:00:00Z")), "it is being deleted");
+}
+
+#[test]
+fn a_pod_whose_claimer_does_not_start_is_late_until_it_does() {
+    let (start, half) = (Instant::now(), STARTS_WITHIN / 2);
+    let placed = |node: Value, before: Option<&WorkerPod>, now: Instant| {
+        let spec = json!({"nodeName": node, "containers": []});
+        let pod = json!({"metadata": {"name": "p"}, "spec": spec, "status": {"phase": "Pending"}});
+        WorkerPod::read(&serde_json::from_value(pod).unwrap(), before, now)
+    };
+    let waiting = placed(Value::Null, None, start);
+    assert!(!waiting.is_late(start + STARTS_WITHIN), "it was given no file");
+    let starting = placed(json!("n"), Some(&waiting), start + half);
+    let (soon, late) = (start + STARTS_WITHIN, start + half + STARTS_WITHIN);
+    assert!(starting.awaits_file(soon) && !starting.is_late(soon), "its node counts, not its creation");
+    assert!(!starting.awaits_file(late) && starting.is_late(late));
+    let claimer = |state: Value| {
+        read(json!({"phase": "Pending", "initContainerStatuses": [container(CLAIMER, state)]}))
+    };
+    let stuck = claimer(json!({"waiting": {"reason": "ErrImagePull"}}));
+    assert!(stuck.is_late(stuck.since), "another pod may have the image");
+    let claiming = claimer(runs());
+    assert!(!claiming.is_late(late) && claiming.awaits_file(late));
 }
 
 #[test]

@@ -3,15 +3,12 @@
 
 use std::time::Instant;
 
-use crds::rules::Context as Rules;
-use crds::rules::Validate;
+use crds::rules::{BucketKeys, Context as Rules, Validate};
 use crds::v1alpha1::Pipeline;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
-use protocol::RunId;
-use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
-use queue::{RunQueue, WorkerUser};
+use queue::WorkerUser;
 use storage::Keys;
 
 use super::RESYNC;
@@ -20,7 +17,7 @@ use super::build::{owner, secret};
 use super::cleanup;
 use super::pass::{Pass, Prepared, Stop};
 use super::setup::refuse;
-use crate::error::{Error, Reason};
+use crate::error::{Error, Obstacle, Reason};
 use crate::names::{self, EPOCH_ANNOTATION, MANAGER};
 
 impl Pass<'_> {
@@ -28,9 +25,10 @@ impl Pass<'_> {
     /// was deleted, keys were exchanged. While its keys are missing, or a grant for them is revoked, the run starts nothing,
     /// and the copies of keys are removed.
     pub async fn restore_access(&mut self, prepared: &Prepared) -> Result<(), Stop> {
-        let due = self.memory.user.as_ref().is_some_and(|(_, checked)| checked.elapsed() >= RESYNC);
-        if due {
-            self.ensure_worker_user(&prepared.run_id, &prepared.queue).await?;
+        let checked = self.memory.user.as_ref().map(|(_, checked)| checked.elapsed());
+        let due = checked.is_some_and(|ago| ago >= RESYNC);
+        if due || checked.is_none() {
+            self.ensure_worker_user(prepared).await?;
         }
         if due || self.memory.withheld.is_some() || self.check_grants(&prepared.snapshot).is_err() {
             let withheld = match self.copy_credentials(prepared).await {
@@ -54,9 +52,10 @@ impl Pass<'_> {
         let (mut source, mut copies) = (None, Vec::new());
         for wanted in prepared.snapshot.secrets() {
             let secret = self.read_credentials(&wanted).await?;
-            let keys = keys(&wanted, &secret)?;
+            let keys = keys(&wanted, secret.as_ref())?;
             if Some(&wanted.namespace) != self.run.metadata.namespace.as_ref() {
-                copies.push(secret::copy(self.run, &prepared.run_id, wanted.role, &secret));
+                let copy = |found| secret::copy(self.run, &prepared.run_id, wanted.role, found);
+                copies.extend(secret.as_ref().map(copy));
             }
             if wanted.role == Role::Source {
                 source = Some(keys);
@@ -69,18 +68,11 @@ impl Pass<'_> {
         Ok(source)
     }
 
-    async fn read_credentials(&self, wanted: &Credentials) -> Result<Secret, Stop> {
+    async fn read_credentials(&self, wanted: &Credentials) -> Result<Option<Secret>, Stop> {
         let Credentials { name, namespace, .. } = wanted;
         let api: Api<Secret> = Api::namespaced(self.ctx.client.clone(), namespace);
-        let found =
-            api.get_opt(name).await.map_err(Error::kubernetes(format!("read Secret {namespace}/{name}")))?;
-        found.ok_or_else(|| {
-            let message = format!(
-                "there is no Secret {name:?} in namespace {namespace:?} for the {} bucket; create it with the keys accessKeyId and secretAccessKey",
-                wanted.role.as_ref()
-            );
-            Reason::CredentialsMissing.because(message).into()
-        })
+        let found = api.get_opt(name).await;
+        Ok(found.map_err(Error::kubernetes(format!("read Secret {namespace}/{name}")))?)
     }
 
     /// Checked in every pass, and before anything is read: a grant that was revoked has no effect any longer.
@@ -104,14 +96,16 @@ impl Pass<'_> {
     }
 
     /// The Secret of the workers' user, which also holds the epoch of the queue: another one than before means loss.
-    pub async fn ensure_worker_user(&mut self, run_id: &RunId, queue: &RunQueue) -> Result<(), Stop> {
+    async fn ensure_worker_user(&mut self, prepared: &Prepared) -> Result<(), Stop> {
+        let Prepared { run_id, queue, snapshot, .. } = prepared;
         let api: Api<Secret> = self.ctx.api(self.run);
         let name = names::queue_secret(&self.run.name_any());
+        let rights = snapshot.worker_rights();
         let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("look for Secret {name}")))?;
-        let existing = found.as_ref().and_then(|found| secret::read_queue(self.run, run_id, found));
+        let existing = found.as_ref().and_then(|found| secret::read_queue(self.run, run_id, rights, found));
         let user = match existing {
             Some(user) => user,
-            None => WorkerUser::generate(run_id, &self.owner().uid)?,
+            None => WorkerUser::generate(run_id, &self.owner().uid, rights)?,
         };
         let before = found.as_ref().and_then(secret::epoch);
         let mut wanted = secret::queue(self.run, run_id, &user);
@@ -151,14 +145,15 @@ impl Pass<'_> {
     }
 }
 
-fn keys(wanted: &Credentials, found: &Secret) -> Result<Keys, Stop> {
-    let text = |key: &str| {
-        secret::text(found, key).ok_or_else(|| {
-            let Credentials { name, namespace, .. } = wanted;
-            let message =
-                format!("Secret {namespace}/{name} has no {key}, or it is empty; add it to the Secret");
-            Stop::from(Reason::CredentialsInvalid.because(message))
-        })
-    };
-    Ok(Keys { id: text(ACCESS_KEY_ID)?.into(), secret: text(SECRET_ACCESS_KEY)?.into() })
+fn keys(wanted: &Credentials, found: Option<&Secret>) -> Result<Keys, Obstacle> {
+    let Credentials { name, namespace, role } = wanted;
+    match BucketKeys::read(found) {
+        Ok(BucketKeys { id, secret }) => {
+            Ok(Keys { id: id.to_owned().into(), secret: secret.to_owned().into() })
+        }
+        Err(problem) => {
+            let message = format!("the {} bucket: {}", role.as_ref(), problem.of(namespace, name));
+            Err(Reason::of_secret(&problem).because(message))
+        }
+    }
 }

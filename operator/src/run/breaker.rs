@@ -144,6 +144,35 @@ impl Breakers {
         self.succeeded(Dependency::credentials(operation), at);
     }
 
+    /// A filter has had a file.
+    pub fn file_fetched(&mut self, at: Instant) {
+        self.operation_succeeded(Operation::Fetch, at);
+        self.succeeded(Dependency::Workspace, at);
+        self.succeeded(Dependency::Image, at);
+        self.succeeded(Dependency::Container, at);
+    }
+
+    /// When a storage last refused our keys, while it does.
+    pub fn keys_refused(&self) -> Option<Instant> {
+        let of_keys = [Dependency::SourceCredentials, Dependency::SinkCredentials];
+        let breakers = of_keys.iter().filter_map(|dependency| self.breakers.get(dependency));
+        breakers.filter(|breaker| breaker.open.is_some()).filter_map(|breaker| breaker.last_disruption).max()
+    }
+
+    /// Files were processed as a whole: all that they depend on works.
+    pub fn files_succeeded(&mut self, at: Instant, publishes: bool) {
+        self.file_fetched(at);
+        if publishes {
+            self.operation_succeeded(Operation::Publish, at);
+        }
+    }
+
+    /// How long to wait before something that failed is tried again; `None` if nothing fails.
+    pub fn next_try(&self, now: Instant) -> Option<Duration> {
+        let slows = self.open_now().filter(|(dependency, _)| dependency.label().is_some());
+        slows.map(|(_, open)| open.next_probe.saturating_duration_since(now)).max()
+    }
+
     /// When operations last succeeded, for verdicts.
     pub fn known(&self) -> Known {
         let last = |operation| self.breakers.get(&Dependency::storage(operation))?.last_success;

@@ -22,8 +22,6 @@ pub struct Seen<'a> {
     pub in_flight: u64,
     /// Whether no file may be started.
     pub suspended: bool,
-    /// How long it has been running.
-    pub age: Duration,
     /// Whether pods were refused or died so recently that it is better to wait.
     pub backing_off: bool,
     /// Whether only a probe may be created, because something that the run depends on fails.
@@ -77,11 +75,11 @@ impl End {
 
 /// Decides.
 pub fn decide(seen: &Seen<'_>) -> Plan {
-    let Seen { stats, limits, alive, in_flight, suspended, age, backing_off, probe } = *seen;
-    if let Some(end) = end(stats, limits, age) {
+    let Seen { stats, limits, alive, in_flight, suspended, backing_off, probe } = *seen;
+    if let Some(end) = end(stats, limits) {
         return Plan::End(end);
     }
-    let left = limits.timeout.map(|timeout| timeout.saturating_sub(age));
+    let left = limits.time_left(stats);
     let wake = [left, stats.next_retry, probe.wake()].into_iter().flatten().min();
     if suspended {
         return Plan::GoOn { create: 0, dismiss: alive, wake };
@@ -94,7 +92,7 @@ pub fn decide(seen: &Seen<'_>) -> Plan {
 }
 
 /// How the run ends, if it does.
-pub fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
+pub fn end(stats: &Stats, limits: &Limits) -> Option<End> {
     if stats.state == State::Closing {
         return Some(End::Aborted);
     }
@@ -106,7 +104,7 @@ pub fn end(stats: &Stats, limits: &Limits, age: Duration) -> Option<End> {
             (_, false) => End::FilesFailed,
         });
     }
-    if limits.timeout.is_some_and(|timeout| age >= timeout) {
+    if limits.time_left(stats).is_some_and(|left| left.is_zero()) {
         return Some(End::TimedOut);
     }
     if limits.max_files.is_some_and(|max| stats.total > max) {
@@ -135,6 +133,7 @@ mod tests {
             state: State::Open,
             listing: Listing::Complete,
             total: queued + running + succeeded + failed,
+            skipped: 0,
             queued,
             running,
             succeeded,
@@ -146,6 +145,7 @@ mod tests {
             next_retry: None,
             started: true,
             paused: None,
+            age: Some(Duration::ZERO),
         }
     }
 
@@ -156,7 +156,6 @@ mod tests {
             alive: 0,
             in_flight: 0,
             suspended: false,
-            age: Duration::ZERO,
             backing_off: false,
             probe: Probe::Full,
         }
@@ -224,10 +223,10 @@ mod tests {
         let two = limits(json!({"maxFailedFiles": 2}));
         assert!(matches!(plan(&stats(5, 1, 0, 2), &two, 1), Plan::GoOn { .. }));
         assert_eq!(plan(&stats(5, 1, 0, 3), &two, 1), Plan::End(End::TooManyFailures));
-        let (stats, minute) = (stats(5, 1, 0, 0), limits(json!({"timeout": "1m"})));
+        let minute = limits(json!({"timeout": "1m"}));
         let at = |seconds| {
-            let age = Duration::from_secs(seconds);
-            decide(&Seen { alive: 6, age, ..seen(&stats, &minute) })
+            let stats = Stats { age: Some(Duration::from_secs(seconds)), ..stats(5, 1, 0, 0) };
+            plan(&stats, &minute, 6)
         };
         assert_eq!(at(59), Plan::GoOn { create: 0, dismiss: 0, wake: Some(Duration::from_secs(1)) });
         assert_eq!(at(60), Plan::End(End::TimedOut));

@@ -35,6 +35,7 @@ impl Pass<'_> {
             start_time,
             job_name: self.report.job_name.clone(),
             recent_failures: self.report.recent_failures.clone().unwrap_or_default(),
+            skipped_files: self.report.skipped,
             partly_listed: false,
         };
         let outcome = serde_json::to_string(&outcome).map_err(Error::Json)?;
@@ -132,6 +133,7 @@ fn read_outcome(run: &PipelineRun, finished: &Finished) -> Outcome {
             completion_time: Time(Timestamp::now()),
             job_name: None,
             recent_failures: Vec::new(),
+            skipped_files: 0,
             partly_listed: false,
         }
     })

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crds::rules::{FailureLimit, parse_duration};
 use crds::v1alpha1::{Execution, RetryBackoff};
-use queue::RetryPolicy;
+use queue::{RetryPolicy, Stats};
 
 /// What a run allows.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +80,12 @@ impl Limits {
             max_dead_letters,
             max_files,
         })
+    }
+
+    /// How much of its time a run has left; `None` without a limit. Valkey measures its age: operators follow each other, and
+    /// their clocks differ.
+    pub fn time_left(&self, stats: &Stats) -> Option<Duration> {
+        self.timeout.map(|timeout| timeout.saturating_sub(stats.age.unwrap_or_default()))
     }
 
     /// Whether more files have failed than may.

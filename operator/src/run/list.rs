@@ -29,7 +29,7 @@ impl Pass<'_> {
         if self.memory.listing.is_complete {
             return Ok(None);
         }
-        let stats = prepared.queue.stats().await?;
+        let stats = self.read_stats(prepared).await?;
         self.report.counts = Some(status::counts(&stats));
         if !is_to_be_listed(&stats) {
             if self.memory.listing.task.as_ref().is_some_and(|task| !task.has_ended()) {
@@ -53,10 +53,10 @@ impl Pass<'_> {
             return Ok(None);
         }
         self.report.phase = Some(Phase::Listing);
-        if let Some(end) = decide::end(&stats, &prepared.limits, self.age()) {
+        if let Some(end) = decide::end(&stats, &prepared.limits) {
             return self.end_run(prepared, end).await.map(Some);
         }
-        let left = prepared.limits.timeout.map_or(RESYNC, |timeout| timeout.saturating_sub(self.age()));
+        let left = prepared.limits.time_left(&stats).unwrap_or(RESYNC);
         let wait = self.follow_listing(prepared, &stats).await?;
         if let Some(withheld) = &self.memory.withheld {
             self.report.obstacle = Some(withheld.clone());

@@ -33,10 +33,12 @@ impl ListingTask {
         from: &Stats,
     ) -> Self {
         let failure = Arc::new(Mutex::new(None));
+        // An operator that was restarted knows how many files were skipped before, and no example.
+        let skipped = Skipped { files: from.skipped, example: None };
         let (from, total) = (from.listing.clone(), from.total);
         let (ctx, uid, run, told) = (Arc::clone(ctx), Arc::clone(uid), run.clone(), Arc::clone(&failure));
         let task = tokio::spawn(async move {
-            let so_far = Mutex::new((total, Skipped::default()));
+            let so_far = Mutex::new((total, skipped));
             let progress = |page: Progress| {
                 let (known, skipped) = &mut *lock(&so_far);
                 ctx.metrics.page_listed(page.total.saturating_sub(*known), page.skipped.files);
@@ -44,16 +46,19 @@ impl ListingTask {
                 skipped.add(page.skipped);
                 ctx.world.touch(&uid);
             };
+            let namespace = run.namespace().unwrap_or_default();
             let bounds = Bounds {
                 turns: &ctx.turns,
+                namespace: &namespace,
                 max_files: ctx.settings.runs.max_files,
                 high_water: ctx.settings.queue_high_water,
             };
             let listed = list_into(&queue, &lister, from, bounds, progress).await;
             let (_, skipped) = so_far.into_inner().unwrap_or_else(PoisonError::into_inner);
-            if skipped.files > 0 {
+            // A listing that failed is started again, and reports them all.
+            if skipped.files > 0 && listed.is_ok() {
                 let note = in_words(&skipped);
-                tracing::warn!(run = %run.name_any(), namespace = run.namespace(), skipped = skipped.files, note, "files were skipped");
+                tracing::warn!(run = %run.name_any(), namespace, skipped = skipped.files, note, "files were skipped");
                 ctx.warn(&run, FILES_SKIPPED, note);
             }
             if let Err(error) = listed {
@@ -90,7 +95,7 @@ fn in_words(skipped: &Skipped) -> String {
     let Skipped { files, example } = skipped;
     let (files, are) =
         if *files == 1 { ("1 file".to_owned(), "is") } else { (format!("{files} files"), "are") };
-    let example = example.as_deref().unwrap_or_default();
+    let example = example.as_deref().unwrap_or("their key or etag is too long");
     format!("{files} of the bucket {are} not processed, and not counted: {example}")
 }
 
@@ -121,6 +126,11 @@ mod tests {
         assert_eq!(
             words(1),
             "1 file of the bucket is not processed, and not counted: the key of \"a\"… has 1025 bytes"
+        );
+        let unknown = in_words(&Skipped { files: 2, example: None });
+        assert_eq!(
+            unknown,
+            "2 files of the bucket are not processed, and not counted: their key or etag is too long"
         );
         assert!(words(2_000).starts_with("2000 files of the bucket are not"), "{}", words(2_000));
     }

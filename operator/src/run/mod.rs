@@ -5,8 +5,10 @@ mod breaker;
 pub mod build;
 mod cleanup;
 mod decide;
+mod decision_log;
 mod dependency;
 mod ending;
+mod hand_out;
 mod job;
 mod limits;
 mod list;
@@ -23,6 +25,7 @@ mod source_bucket;
 mod spec_hash;
 mod status;
 mod verdict;
+mod warm;
 mod workers;
 
 use std::sync::Arc;
@@ -84,7 +87,8 @@ pub async fn drive(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
 }
 
 async fn one_pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next, Error> {
-    let Some(view) = ctx.world.view(uid) else { return Ok(Next::Done) };
+    // In this order: a pod that goes in between is in neither, and not in both.
     memory.pods.gone.extend(ctx.world.take_gone(uid));
+    let Some(view) = ctx.world.view(uid) else { return Ok(Next::Done) };
     Pass::new(ctx, uid, &view, memory).run().await
 }

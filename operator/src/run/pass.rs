@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use protocol::RunId;
-use queue::{Owner, RunQueue};
+use queue::{Owner, RunQueue, Stats};
 
 use super::RESYNC;
 use super::build::snapshot::Snapshot;
@@ -175,11 +175,15 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// How long the run has been running, by the clock that wrote its start.
-    pub fn age(&self) -> Duration {
-        let start = self.run.status.as_ref().and_then(|status| status.start_time.as_ref());
-        let age = start.map(|start| Timestamp::now().duration_since(start.0));
-        age.and_then(|age| Duration::try_from(age).ok()).unwrap_or_default()
+    /// The counts of the queue, which also knows the age of the run. A queue that an older version opened, or that was lost,
+    /// does not: it learns it from the status, once.
+    pub async fn read_stats(&mut self, prepared: &Prepared) -> Result<Stats, Stop> {
+        let mut stats = prepared.queue.stats().await?;
+        if stats.age.is_none() {
+            stats.age = Some(prepared.queue.begin(age(self.run, Timestamp::now())).await?);
+        }
+        self.report.skipped = stats.skipped;
+        Ok(stats)
     }
 
     /// The run as Valkey knows the owner of a queue.
@@ -190,6 +194,12 @@ impl<'a> Pass<'a> {
             name: self.run.name_any(),
         }
     }
+}
+
+/// How long ago a run began by its status. The clocks of two operators differ, so this only tells a queue that does not know.
+fn age(run: &PipelineRun, now: Timestamp) -> Duration {
+    let start = run.status.as_ref().and_then(|status| status.start_time.as_ref());
+    start.and_then(|start| Duration::try_from(now.duration_since(start.0)).ok()).unwrap_or_default()
 }
 
 /// The obstacle after a pass that failed: it has not found out that the one before it is gone.
@@ -218,12 +228,27 @@ fn obstacle_of(error: &Error, failed_passes: u32) -> Option<Obstacle> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
     fn answer(code: u16) -> Error {
         let status = kube::core::Status::failure("failed calling webhook", "InternalError").with_code(code);
         Error::kubernetes("create Job r-job")(kube::Error::Api(status.boxed()))
+    }
+
+    #[test]
+    fn a_queue_that_does_not_know_the_age_of_its_run_learns_it_from_the_status() {
+        let started = |start: Option<&str>| -> PipelineRun {
+            serde_json::from_value(serde_json::json!({"apiVersion": "filter.plainsight.ai/v1alpha1",
+                "kind": "PipelineRun", "metadata": {"name": "r", "namespace": "n"},
+                "spec": {"pipelineRef": {"name": "p"}}, "status": {"startTime": start}}))
+            .unwrap()
+        };
+        let age = |start| age(&started(start), "2026-01-01T00:01:00Z".parse().unwrap());
+        assert_eq!(age(None), Duration::ZERO);
+        assert_eq!(age(Some("2026-01-01T00:00:00Z")), Duration::from_secs(60));
+        assert_eq!(age(Some("2026-01-01T00:02:00Z")), Duration::ZERO, "written by a clock that is ahead");
     }
 
     #[test]

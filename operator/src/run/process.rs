@@ -28,7 +28,7 @@ impl Pass<'_> {
         let settled = self.settle(prepared).await?;
         self.note_how_workers_fare(&settled);
         let promoted = prepared.queue.promote().await?;
-        let stats = prepared.queue.stats().await?;
+        let stats = self.read_stats(prepared).await?;
         self.report.counts = Some(status::counts(&stats));
         if self.memory.listing.is_complete && is_to_be_listed(&stats) {
             return Ok(self.list_again());
@@ -48,8 +48,16 @@ impl Pass<'_> {
         if suspended {
             self.report.phase = Some(Phase::Suspended);
         }
-        if dismiss > 0 {
-            self.dismiss_idle(prepared, dismiss).await?;
+        let dismissed = if dismiss > 0 { self.dismiss_idle(prepared, dismiss).await? } else { 0 };
+        let is_warm = prepared.snapshot.is_warm();
+        if is_warm {
+            self.stop_unwanted(prepared, dismiss.saturating_sub(dismissed)).await?;
+        }
+        if !suspended && self.memory.withheld.is_none() {
+            match is_warm {
+                true => self.supply(prepared, &stats, &settled.served).await?,
+                false => self.hand_out(prepared).await?,
+            }
         }
         let mut more = settled.again || settled.removable.len() == BATCH;
         if let Some(job) = &job {
@@ -60,7 +68,7 @@ impl Pass<'_> {
             }
             self.publish_job_if_due(job, suspended).await?;
         }
-        if settled.files > 0 || self.view.pods.iter().any(|pod| pod.stage == Stage::Working) {
+        if settled.tried > 0 || self.view.pods.iter().any(|pod| pod.stage == Stage::Working) {
             self.memory.creation.workers_claim(Instant::now());
         }
         self.report_obstacle(&stats);
@@ -73,6 +81,8 @@ impl Pass<'_> {
             self.listing_waits(),
             file_timeout(&prepared.limits, self.view, self.now),
             stuck_timeout(self.ctx.settings.start_timeout, self.view, self.now),
+            self.late_start(),
+            self.next_reports(&stats),
         ];
         let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC).max(GATHER);
         Ok(Next::Within(if more { Duration::ZERO } else { soonest }))
@@ -109,7 +119,8 @@ impl Pass<'_> {
             .view
             .pods
             .iter()
-            .filter(|pod| pod.is_alive() && !pods.is_done(&pod.name))
+            // One that has failed keeps its place until its last container has ended.
+            .filter(|pod| (pod.is_alive() || pod.is_ending(self.now)) && !pods.is_done(&pod.name))
             .map(AsRef::as_ref)
             .collect();
         let backing_off = self.memory.creation.waits(self.now).is_some();
@@ -121,7 +132,6 @@ impl Pass<'_> {
             alive: alive.len() as u64,
             in_flight,
             suspended: suspended || self.memory.withheld.is_some(),
-            age: self.age(),
             backing_off,
             probe,
         });
@@ -154,26 +164,24 @@ impl Pass<'_> {
         }
     }
 
-    /// Removes pods that wait for a file: they would claim one, although none may be started, or not so many at once. Those
-    /// that have not even started go first.
-    async fn dismiss_idle(&mut self, prepared: &Prepared, most: u64) -> Result<(), Error> {
+    /// Removes pods that process no file: none may be started, or not so many at once. Those without a file go first; the file
+    /// of one that has not started goes back unchanged. Returns how many these were.
+    async fn dismiss_idle(&mut self, prepared: &Prepared, most: u64) -> Result<u64, Error> {
         let removed = &self.memory.pods.removed;
         let waiting = self.view.pods.iter().filter(|pod| pod.is_alive() && pod.stage != Stage::Working);
         let mut waiting: Vec<_> = waiting.filter(|pod| !removed.contains(&pod.name)).collect();
-        waiting.sort_by_key(|pod| pod.stage == Stage::Claiming);
-        let waiting: Vec<String> = waiting.into_iter().map(|pod| pod.name.clone()).collect();
-        if waiting.is_empty() {
-            return Ok(());
-        }
-        let claims = prepared.queue.claims_of(&waiting).await?;
+        let names: Vec<String> = waiting.iter().map(|pod| pod.name.clone()).collect();
+        let claims = prepared.queue.claims_of(&names).await?;
         let with_file: HashSet<&String> = claims.iter().map(|claim| &claim.consumer).collect();
+        waiting.retain(|pod| !with_file.contains(&pod.name) || !pod.may_have_claimed());
+        waiting.sort_by_key(|pod| (with_file.contains(&pod.name), pod.may_have_claimed()));
         let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let idle: Vec<String> =
-            waiting.into_iter().filter(|name| !with_file.contains(name)).take(most).collect();
+        let idle: Vec<String> = waiting.into_iter().map(|pod| pod.name.clone()).take(most).collect();
+        let dismissed = idle.len() as u64;
         let result = self.remove_pods(&idle, Removal::Graceful).await;
         let pods = &mut self.memory.pods;
         pods.dismissed.extend(idle.into_iter().filter(|name| pods.removed.contains(name)));
-        result
+        result.map(|()| dismissed)
     }
 
     /// What blocks the run most: what needs a person first.
@@ -200,8 +208,8 @@ impl Pass<'_> {
 /// A listing that waits for memory depends on other runs, unlike one that waits for its own files.
 fn queue_full() -> Obstacle {
     Reason::QueueFull.because(
-        "Valkey uses more than 80 % of its maxmemory: the listing goes on, a page at a time, as files are settled; \
-         give Valkey more memory to list faster",
+        "Valkey uses more than 80 % of its maxmemory: this run keeps one page of files queued, and adds none while the \
+         server is full; give Valkey more memory, or let other runs end first",
     )
 }
 
@@ -210,9 +218,7 @@ fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> 
     let limit = limits.file_timeout?;
     let alive = view.pods.iter().filter(|pod| pod.is_alive());
     alive
-        // From the claimer's start, if it had a file at once, and from the filters' start, if it waited for one.
-        .flat_map(|pod| [pod.claiming, pod.claiming.map(|_| pod.since)])
-        .filter_map(|since| (since? + limit).checked_duration_since(now))
+        .filter_map(|pod| (pod.fetched?.at + limit).checked_duration_since(now))
         .map(|left| left.max(PUBLISH_EVERY))
         .min()
 }

@@ -1,6 +1,7 @@
 //! Compares all claims with all pods now and then: a pod that went while nothing watched left its file behind.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -14,6 +15,7 @@ use super::settle::outcome;
 use super::verdict;
 use crate::error::Error;
 use crate::metrics::Outcome;
+use crate::pods::WorkerPod;
 
 impl Pass<'_> {
     /// Reclaims what pods hold that are gone, and releases what was handed to pods after their end. Returns whether a pod is to
@@ -23,14 +25,20 @@ impl Pass<'_> {
             return Ok(false);
         }
         let (mut again, mut strays, mut absent) = (false, Vec::new(), HashSet::new());
-        let known: HashSet<&str> = self.view.pods.iter().map(|pod| pod.name.as_str()).collect();
+        let known: HashMap<&str, &Arc<WorkerPod>> =
+            self.view.pods.iter().map(|pod| (pod.name.as_str(), pod)).collect();
         let settled = &mut self.memory.pods.settled;
         let compare = |claim: &Pending| {
-            if !known.contains(claim.consumer.as_str()) {
+            let Some(pod) = known.get(claim.consumer.as_str()) else {
                 absent.insert(claim.consumer.clone());
                 return;
-            }
+            };
+            let processes = pod.claimer.as_ref().and_then(|report| report.entry.as_deref());
             match settled.get(&claim.consumer) {
+                // It processes another one, which was taken back from it a moment too late.
+                None if processes.is_some_and(|entry| entry != claim.entry.as_str()) => {
+                    strays.push(released(claim));
+                }
                 None => {}
                 // The file that was settled is pending again: Valkey went back to before that.
                 Some(file) if file.as_ref() == Some(&claim.entry) => {
@@ -38,11 +46,7 @@ impl Pass<'_> {
                     again = true;
                 }
                 // Another one was handed to it while nothing listened.
-                Some(_) => strays.push(Settlement {
-                    entry: claim.entry.clone(),
-                    consumer: claim.consumer.clone(),
-                    verdict: Verdict::Released,
-                }),
+                Some(_) => strays.push(released(claim)),
             }
         };
         let removed = prepared.queue.for_each_pending(Duration::ZERO, compare).await?;
@@ -54,8 +58,13 @@ impl Pass<'_> {
                 absent.remove(&pod.name_any());
             }
         }
+        if prepared.snapshot.is_warm() {
+            self.release_what_was_not_begun(prepared, &absent).await?;
+        }
         self.reclaim(prepared, &absent).await?;
         self.memory.pods.last_scan = Some(self.now);
+        // A Valkey that went back to an earlier state has forgotten what it gave them.
+        self.memory.pods.served.clear();
         Ok(again)
     }
 
@@ -76,6 +85,7 @@ impl Pass<'_> {
             if let Some(outcome) = outcome {
                 self.ctx.metrics.settled(outcome, 1);
             }
+            self.log_decision(outcome, fate, Some(&verdict::vanished("of the file")), None);
         }
         if reclaimed.held_by_nobody > 0 {
             tracing::warn!(run = %self.run.name_any(), files = reclaimed.held_by_nobody, "queued files again that had no holder");
@@ -83,11 +93,25 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A consumer whose name cannot be a pod's is no claimer of ours: a filter uses the workers' credentials.
+    /// Of the files of a pod that processed many, only the one that it worked on was disrupted.
+    async fn release_what_was_not_begun(
+        &mut self,
+        prepared: &Prepared,
+        absent: &HashSet<String>,
+    ) -> Result<(), Error> {
+        let names: Vec<String> = absent.iter().cloned().collect();
+        let claims = prepared.queue.claims_of(&names).await?;
+        let begun = self.begun(prepared, &claims).await?;
+        let waiting = claims.iter().filter(|claim| !begun.contains(&claim.entry));
+        let waiting: Vec<_> = waiting.map(released).collect();
+        self.settle_entries(prepared, &waiting).await
+    }
+
+    /// A consumer whose name cannot be a pod's is no pod of ours.
     fn report_removed_consumers(&self, removed: u64) {
         if removed > 0 {
             let note = format!(
-                "{removed} consumers of the queue had names that no pod has, and were removed: a program in a worker pod uses the claimer's Valkey user"
+                "{removed} consumers of the queue had names that no pod has, and were removed: files were taken by hand, or with the credentials of an older version's claimer"
             );
             self.ctx.warn(self.run, "WorkersMisbehaving", note);
         }
@@ -102,4 +126,9 @@ impl Pass<'_> {
         self.ctx.world.absorb_pods(self.uid, &namespace, &listed);
         Ok(listed)
     }
+}
+
+/// Gives an entry back that its pod has not tried.
+pub fn released(claim: &Pending) -> Settlement {
+    Settlement { entry: claim.entry.clone(), consumer: claim.consumer.clone(), verdict: Verdict::Released }
 }

@@ -1,19 +1,21 @@
 //! Decides the fate of files whose pods have ended, are gone, do not start or take too long, in batches.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::ResourceExt;
+use k8s_openapi::jiff::Timestamp;
 use queue::{Disruption, EntryId, Failure, Fate, Settlement, Verdict};
 
 use super::RESYNC;
 use super::pass::{Pass, Prepared};
-use super::verdict::{self, Cause, Judgement};
+use super::verdict::{self, Cause, Judgement, Moment};
+use super::warm::TakenReports;
 use super::workers::BATCH;
 use crate::error::Error;
 use crate::metrics::Outcome;
-use crate::pods::{Stage, WorkerPod};
+use crate::pods::{Failed, Stage, WorkerPod};
 
 /// How much longer than its grace period a pod may take to go before its node counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(5);
@@ -25,6 +27,10 @@ const TIDIED_WITHIN: Duration = Duration::from_secs(30);
 pub struct Settled {
     /// Files that were settled.
     pub files: usize,
+    /// Those of them that their pods had tried.
+    pub tried: usize,
+    /// Living pods whose files these were.
+    pub served: Vec<String>,
     /// Pods that are not needed any more.
     pub removable: Vec<String>,
     /// Pods to remove without waiting for their node.
@@ -58,6 +64,12 @@ impl Pass<'_> {
     /// Settles all that can be settled now.
     pub async fn settle(&mut self, prepared: &Prepared) -> Result<Settled, Error> {
         let mut settled = Settled::default();
+        // First, so that what pods said before they ended counts.
+        let taken = if prepared.snapshot.is_warm() {
+            self.take_reports(prepared).await?
+        } else {
+            TakenReports::default()
+        };
         self.observe_dependencies();
         let mut ended = self.judge_ended_pods(prepared, &mut settled);
         self.judge_overlong_pods(prepared, &mut ended).await?;
@@ -77,6 +89,9 @@ impl Pass<'_> {
             self.memory.pods.settled.insert(name, file);
         }
         self.forget_gone_pods();
+        settled.files += taken.files;
+        settled.tried += taken.files;
+        settled.served = taken.served;
         settled.again = self.compare_claims_with_pods(prepared).await?;
         settled.removable = self.removable_pods();
         Ok(settled)
@@ -104,7 +119,7 @@ impl Pass<'_> {
                 continue;
             }
             let judgement = match (&pod.stage, pod.deleting) {
-                (Stage::Succeeded | Stage::Failed(_), _) => self.judge(prepared, pod),
+                (Stage::Succeeded | Stage::Failed(_), _) if pod.is_over(now) => self.judge(prepared, pod),
                 (_, Some(_)) if overdue(pod) => Some(verdict::of_vanished(pod)),
                 (Stage::Stuck(stuck), None) if now.duration_since(pod.since) >= start_timeout => {
                     settled.lost.push(pod.name.clone());
@@ -138,7 +153,14 @@ impl Pass<'_> {
     }
 
     fn judge(&self, prepared: &Prepared, pod: &WorkerPod) -> Option<Judgement> {
-        verdict::of(pod, &prepared.limits.non_retryable, &self.memory.breakers.known())
+        let mut non_retryable = Cow::from(&prepared.limits.non_retryable);
+        // A filter that wants lines has said that another attempt is of no use, which its shim tells by its exit code.
+        if let Stage::Failed(Failed { container: Some(container), .. }) = &pod.stage
+            && prepared.snapshot.filter_speaks_lines(container)
+        {
+            non_retryable.to_mut().push(i32::from(shim::REJECTED));
+        }
+        verdict::of(pod, &non_retryable, &self.memory.breakers.known())
     }
 
     /// A pod that we removed ended because of that: a file that it claimed meanwhile was not tried. Without keys, nothing that
@@ -152,27 +174,33 @@ impl Pass<'_> {
         judgement
     }
 
-    /// Files whose filters have worked on them for too long, by Valkey's clock; their pods are removed.
+    /// Files whose filters have worked on them for too long; their pods are removed.
     async fn judge_overlong_pods(
         &self,
         prepared: &Prepared,
         ended: &mut BTreeMap<String, Ended>,
     ) -> Result<(), Error> {
         let Some(limit) = prepared.limits.file_timeout else { return Ok(()) };
-        let long = |pod: &WorkerPod| pod.claiming.is_some_and(|since| self.now >= since + limit);
-        // A new operator has not seen when the claimers started, so it asks now and then anyway.
+        // A pod that processes many files measures the time of each itself.
+        if prepared.snapshot.is_warm() {
+            return Ok(());
+        }
+        let long = |pod: &WorkerPod| pod.fetched.is_some_and(|fetched| self.now >= fetched.at + limit);
+        // A new operator has not seen when the files were fetched, so it asks now and then anyway.
         if !self.scan_is_due() && !self.view.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
             return Ok(());
         }
         let pods: HashMap<&str, &Arc<WorkerPod>> =
             self.view.pods.iter().map(|pod| (pod.name.as_str(), pod)).collect();
+        let unix_ms = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or_default();
+        let now = Moment { instant: self.now, unix_ms };
         let visit = |claim: &queue::Pending| {
             let Some(pod) = pods.get(claim.consumer.as_str()) else { return };
             // A pod that is being ended, or that waits for an image, does not process its file.
             if pod.deleting.is_some() || pod.doomed.is_some() || !pod.running {
                 return;
             }
-            if verdict::processing_time(pod, claim.idle, self.now) >= limit {
+            if verdict::processing_time(pod, claim.idle, now) >= limit {
                 let judgement = verdict::of_timeout(pod, limit);
                 ended.entry(claim.consumer.clone()).or_insert(Ended { judgement, pod: None });
             }
@@ -182,7 +210,7 @@ impl Pass<'_> {
     }
 
     /// Settles what ended pods hold; returns the entry that each had processed. A pod settles exactly the entry that its claimer
-    /// reported, and without a report the first one that it holds; any other one was handed to it while nothing listened.
+    /// reported, and without a report the first one that it holds. What it has not tried goes back unchanged.
     async fn settle_claims(
         &mut self,
         prepared: &Prepared,
@@ -195,22 +223,36 @@ impl Pass<'_> {
         }
         let names: Vec<String> = ended.keys().cloned().collect();
         let claims = prepared.queue.claims_of(&names).await?;
+        let is_warm = prepared.snapshot.is_warm();
+        let begun = if is_warm { Some(self.begun(prepared, &claims).await?) } else { None };
         let mut settlements = Vec::with_capacity(claims.len());
         for claim in claims {
             let Some(Ended { judgement, .. }) = ended.get(&claim.consumer) else { continue };
             let reported = judgement.entry.as_ref();
-            let processed =
-                reported.is_none_or(|entry| *entry == claim.entry) && !served.contains_key(&claim.consumer);
+            let processed = match &begun {
+                Some(begun) => begun.contains(&claim.entry),
+                None => {
+                    judgement.tried
+                        && reported.is_none_or(|entry| *entry == claim.entry)
+                        && !served.contains_key(&claim.consumer)
+                }
+            };
             let verdict = if processed {
                 served.insert(claim.consumer.clone(), claim.entry.clone());
-                judgement.verdict.clone()
+                match &begun {
+                    // A worker that ends well has said what became of every file: what it said of this one is lost.
+                    Some(_) if judgement.verdict == Verdict::Succeeded => {
+                        verdict::of_silence(&claim.consumer)
+                    }
+                    _ => judgement.verdict.clone(),
+                }
             } else {
                 Verdict::Released
             };
             settlements.push(Settlement { entry: claim.entry, consumer: claim.consumer, verdict });
         }
         self.settle_entries(prepared, &settlements).await?;
-        settled.files = settlements.len();
+        (settled.files, settled.tried) = (settlements.len(), served.len());
         Ok(served)
     }
 
@@ -225,7 +267,8 @@ impl Pass<'_> {
         }
         let fates = prepared.queue.settle(settlements, &prepared.limits.retry).await?;
         for (settlement, fate) in settlements.iter().zip(fates) {
-            if let Some(outcome) = outcome(&fate) {
+            let outcome = outcome(&fate);
+            if let Some(outcome) = outcome {
                 self.ctx.metrics.settled(outcome, 1);
             }
             let failure = match &settlement.verdict {
@@ -237,7 +280,7 @@ impl Pass<'_> {
             if let (Fate::DeadLettered { file, .. }, Some(failure)) = (&fate, failure) {
                 self.announce_failure(file, failure, Some(&settlement.consumer));
             }
-            tracing::debug!(run = %self.run.name_any(), pod = settlement.consumer, ?fate, "settled");
+            self.log_decision(outcome, &fate, failure, Some(&settlement.consumer));
         }
         Ok(())
     }

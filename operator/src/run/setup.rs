@@ -71,7 +71,6 @@ impl Pass<'_> {
                 return Err(Reason::RunIdUsed.because(message).into());
             }
         };
-        self.ensure_worker_user(run_id, &queue).await?;
         self.memory.queue = Some(queue.clone());
         Ok(OpenedQueue::Open(Box::new(queue)))
     }

@@ -20,6 +20,8 @@ pub struct Report {
     pub counts: Option<Counts>,
     /// Files listed so far, while the bucket is being listed.
     pub listed: Option<i64>,
+    /// Files that the listing left out, for the outcome.
+    pub skipped: u64,
     /// The Job.
     pub job_name: Option<String>,
     /// When the run started.
@@ -51,6 +53,9 @@ pub struct Outcome {
     /// The newest files that failed for good.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent_failures: Vec<FailedFile>,
+    /// Files of the bucket that were left out, because no run can process them.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub skipped_files: u64,
     /// Whether it ended before the whole bucket was listed. The ledger has a field of its own for that.
     #[serde(skip)]
     pub partly_listed: bool,
@@ -159,8 +164,20 @@ fn summary(counts: Counts) -> String {
     format!("{succeeded} of {total_files} files succeeded, {failed} failed")
 }
 
+fn is_none(count: &u64) -> bool {
+    *count == 0
+}
+
 /// How a run ended, in words.
 pub fn end_in_words(outcome: &Outcome, counts: Counts) -> String {
+    let ended = how_it_ended(outcome, counts);
+    match outcome.skipped_files {
+        0 => ended,
+        skipped => format!("{ended}; skipped files, whose key or etag is too long: {skipped}"),
+    }
+}
+
+fn how_it_ended(outcome: &Outcome, counts: Counts) -> String {
     if outcome.reason == End::NoFilesFound.as_ref() {
         "no file of the bucket matches prefix, include and exclude".to_owned()
     } else if outcome.reason == End::TooManyFiles.as_ref() {
@@ -378,6 +395,7 @@ mod tests {
             completion_time: at(3_725),
             job_name: None,
             recent_failures: Vec::new(),
+            skipped_files: 0,
             partly_listed: false,
         };
         let report = |outcome| Report { counts: Some(counts), outcome: Some(outcome), ..Report::default() };
@@ -400,6 +418,7 @@ mod tests {
             completion_time: at(9),
             job_name: None,
             recent_failures: Vec::new(),
+            skipped_files: 0,
             partly_listed: false,
         };
         let counts = Counts { total_files: 2_000, queued: 0, running: 0, succeeded: 0, failed: 2_000 };
@@ -407,6 +426,29 @@ mod tests {
         for part in ["2000 files were listed", "--max-files", "prefix, include or exclude", "2000 failed"] {
             assert!(words.contains(part), "no {part} in {words}");
         }
+    }
+
+    #[test]
+    fn a_run_that_left_files_out_says_how_many_and_so_does_its_ledger() {
+        let outcome = Outcome {
+            succeeded: true,
+            reason: End::Completed.as_ref().to_owned(),
+            start_time: None,
+            completion_time: at(9),
+            job_name: None,
+            recent_failures: Vec::new(),
+            skipped_files: 2,
+            partly_listed: false,
+        };
+        let counts = Counts { total_files: 1, queued: 0, running: 0, succeeded: 1, failed: 0 };
+        let words = "1 of 1 files succeeded, 0 failed; skipped files, whose key or etag is too long: 2";
+        assert_eq!(end_in_words(&outcome, counts), words);
+        let stored = serde_json::to_value(&outcome).unwrap();
+        assert_eq!(serde_json::from_value::<Outcome>(stored.clone()).unwrap(), outcome);
+        let mut older = stored;
+        older.as_object_mut().unwrap().remove("skippedFiles");
+        let older: Outcome = serde_json::from_value(older).unwrap();
+        assert_eq!(end_in_words(&older, counts), "1 of 1 files succeeded, 0 failed");
     }
 
     #[test]
@@ -418,6 +460,7 @@ mod tests {
             completion_time: at(9),
             job_name: None,
             recent_failures: Vec::new(),
+            skipped_files: 0,
             partly_listed: false,
         };
         let mut run = run();

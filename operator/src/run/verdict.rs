@@ -2,10 +2,13 @@
 //! processing failed; everything else is a disruption, and the file goes back to the queue unharmed.
 
 mod reason;
+mod report;
+
+pub use report::{Rules, of_report};
 
 use std::time::{Duration, Instant};
 
-use protocol::container::{CLAIMER, PUBLISHER};
+use protocol::container::{CLAIMER, PUBLISHER, WORKER};
 use protocol::{Exit, Report};
 use queue::{Disruption, EntryId, Failure, Verdict};
 
@@ -19,6 +22,15 @@ pub struct Known {
     pub last_fetch: Option<Instant>,
     /// A publication.
     pub last_publish: Option<Instant>,
+}
+
+/// Now, by our own clock and as the clocks of nodes have it.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// By our own clock.
+    pub instant: Instant,
+    /// Milliseconds since 1970.
+    pub unix_ms: u64,
 }
 
 /// Why an attempt ended as it did.
@@ -51,6 +63,8 @@ pub struct Judgement {
     pub at: Instant,
     /// The entry that the pod processed, if it said so; otherwise its first one.
     pub entry: Option<EntryId>,
+    /// Whether the pod may have tried its file. If not, the file goes back unchanged, whatever ended the pod.
+    pub tried: bool,
     /// How many of its containers the pod had started.
     pub started: usize,
     /// What a storage failure showed about the storage: whether another object could be reached at the same moment.
@@ -116,6 +130,13 @@ pub fn of_timeout(pod: &WorkerPod, limit: Duration) -> Judgement {
     judgement(pod, Verdict::Failed(timed_out(limit)), Cause::File)
 }
 
+/// What becomes of a file whose worker ended well, and whose end was not reported.
+pub fn of_silence(pod: &str) -> Verdict {
+    let failure =
+        Failure::new(&format!("WorkerSilent: the pod {pod} ended without saying how it went"), None);
+    Verdict::Disrupted(Disruption { failure, counts: true })
+}
+
 /// The reason of a file whose pod is gone.
 pub fn vanished(pod: &str) -> Failure {
     Failure::new(&format!("PodGone: the pod {pod} was deleted or its node was lost before it ended"), None)
@@ -126,16 +147,24 @@ fn timed_out(limit: Duration) -> Failure {
     Failure::new(&format!("FileTimeout: the attempt took longer than {limit:?}"), None)
 }
 
-/// How long the filters have worked on a file that was claimed so long ago. Waiting for storage does not count: neither
-/// what the claimer needed to fetch the file nor what its publisher has needed so far.
-pub fn processing_time(pod: &WorkerPod, claimed_for: Duration, now: Instant) -> Duration {
-    if pod.fetched.is_none() {
-        return Duration::ZERO;
-    }
-    let fetching = pod.claimer.as_ref().map_or(Duration::ZERO, took);
+/// How long the filters have worked on a file that the pod was given so long ago. Neither the start of the pod counts nor
+/// waiting for storage: what the claimer needed to fetch the file, and what its publisher has needed so far.
+pub fn processing_time(pod: &WorkerPod, held_for: Duration, now: Moment) -> Duration {
+    let Some(fetched) = pod.fetched else { return Duration::ZERO };
+    let since_fetched = if fetched.witnessed {
+        now.instant.saturating_duration_since(fetched.at)
+    } else {
+        // Fetched before this operator started, by the clock of its node. That clock may be wrong, but the file was fetched after
+        // the pod was given it, and before we first saw the pod.
+        let (ended_ms, fetching) =
+            pod.claimer.as_ref().map_or_else(Default::default, |report| (report.ended_ms, took(report)));
+        let by_its_node = Duration::from_millis(now.unix_ms.saturating_sub(ended_ms));
+        let at_least = now.instant.saturating_duration_since(fetched.at);
+        by_its_node.min(held_for.saturating_sub(fetching)).max(at_least)
+    };
     let publishing =
-        pod.publishing.map_or(Duration::ZERO, |started| now.saturating_duration_since(started.at));
-    claimed_for.saturating_sub(fetching).saturating_sub(publishing)
+        pod.publishing.map_or(Duration::ZERO, |started| now.instant.saturating_duration_since(started.at));
+    since_fetched.saturating_sub(publishing)
 }
 
 fn took(report: &Report) -> Duration {
@@ -145,7 +174,15 @@ fn took(report: &Report) -> Duration {
 fn judgement(pod: &WorkerPod, verdict: Verdict, cause: Cause) -> Judgement {
     let entry = pod.claimer.as_ref().and_then(|report| report.entry.clone());
     let started = pod.started.map_or(0, |started| started.containers);
-    Judgement { verdict, cause, at: pod.since, entry: entry.map(EntryId::from), started, canary: None }
+    Judgement {
+        verdict,
+        cause,
+        at: pod.since,
+        entry: entry.map(EntryId::from),
+        tried: pod.may_have_claimed(),
+        started,
+        canary: None,
+    }
 }
 
 fn disruption(pod: &WorkerPod, cause: Cause, failure: Failure, counts: bool) -> Judgement {
@@ -192,6 +229,7 @@ fn cause(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32]) -> Cause {
     }
     let exit = exit_code.and_then(Exit::from_code);
     match container {
+        WORKER if pod.is_warm => exit.map_or(Cause::Worker, of_worker),
         CLAIMER => exit.map_or(Cause::Worker, of_claimer),
         PUBLISHER => exit.map_or(Cause::Worker, of_publisher),
         // Without a limit of its own it was killed because others used too much.
@@ -211,16 +249,26 @@ fn ended_from_outside(pod: &WorkerPod) -> bool {
 fn of_claimer(exit: Exit) -> Cause {
     match exit {
         // There was no file, or the pod was handed one without knowing it.
-        Exit::QueueUnreachable | Exit::QueueDenied | Exit::RunClosed => Cause::Unclaimed,
+        Exit::QueueUnreachable | Exit::QueueDenied => Cause::Unclaimed,
         Exit::NoAccess => Cause::Dependency(Dependency::SourceCredentials),
         Exit::StorageUnreachable => Cause::Dependency(Dependency::Source),
         Exit::DiskFull => Cause::Dependency(Dependency::Workspace),
         Exit::ObjectGone | Exit::ObjectChanged | Exit::ObjectTruncated | Exit::StorageRefused => Cause::File,
         // Its workspace is new: what does not work in it is the node's. Settings and queue are ours.
         Exit::LocalIo | Exit::BadSettings | Exit::QueueBroken => Cause::Worker,
-        // Of the publisher only.
-        Exit::PublishIncomplete | Exit::NothingToPublish => Cause::Worker,
+        // Of the publisher only, or of a pod that processes many files.
+        Exit::PublishIncomplete | Exit::NothingToPublish | Exit::FilterUnusable | Exit::FilterLost => {
+            Cause::Worker
+        }
         Exit::Terminated => Cause::Pod,
+    }
+}
+
+fn of_worker(exit: Exit) -> Cause {
+    match exit {
+        Exit::FilterUnusable => Cause::Dependency(Dependency::Container),
+        // What it says of a transfer it says of a single file, and goes on.
+        other => of_claimer(other),
     }
 }
 
@@ -234,8 +282,9 @@ fn of_publisher(exit: Exit) -> Cause {
         Exit::LocalIo | Exit::PublishIncomplete | Exit::NothingToPublish => Cause::File,
         Exit::ObjectChanged | Exit::ObjectTruncated | Exit::StorageRefused => Cause::File,
         Exit::BadSettings => Cause::Worker,
-        // Of the claimer only.
-        Exit::QueueUnreachable | Exit::QueueDenied | Exit::RunClosed | Exit::QueueBroken => Cause::Worker,
+        // Of the claimer only, or of a pod that processes many files.
+        Exit::QueueUnreachable | Exit::QueueDenied | Exit::QueueBroken => Cause::Worker,
+        Exit::FilterUnusable | Exit::FilterLost => Cause::Worker,
         Exit::Terminated => Cause::Pod,
     }
 }

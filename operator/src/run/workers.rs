@@ -14,7 +14,6 @@ use super::pass::Pass;
 use crate::error::{Error, Obstacle, Reason, is_refusal, refused};
 use crate::names;
 use crate::pods::{Failed, Stage, WorkerPod};
-use protocol::Exit;
 use protocol::container::CLAIMER;
 
 /// Requests at once, and the most pods that one pass creates, or removes because they are settled: those that end meanwhile are
@@ -153,11 +152,7 @@ impl Pass<'_> {
 
 /// What pods said that died before they had a file: no file is at fault, so creation waits instead of trying again and again.
 pub fn died_without_a_file(pods: &[Arc<WorkerPod>]) -> Option<&str> {
-    let Stage::Failed(Failed { reason, message, exit_code, .. }) = &pods.last()?.stage else { return None };
-    // The run was closed meanwhile: that is how idle claimers notice.
-    if *exit_code == Some(Exit::RunClosed.code()) {
-        return None;
-    }
+    let Stage::Failed(Failed { reason, message, .. }) = &pods.last()?.stage else { return None };
     Some(if message.is_empty() { reason } else { message })
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crds::v1alpha1::{Pipeline, PipelineRun, ReferenceGrant};
 use follow::{Listed, Sink};
 use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use tokio::sync::{Notify, mpsc};
 
@@ -157,12 +158,12 @@ impl Inner {
     }
 }
 
-fn key<K: ResourceExt>(object: &K) -> Key {
-    (object.namespace().unwrap_or_default(), object.name_any())
+fn key(object: &ObjectMeta) -> Key {
+    (object.namespace.clone().unwrap_or_default(), object.name.clone().unwrap_or_default())
 }
 
-fn run_uid<K: ResourceExt>(object: &K) -> Option<Uid> {
-    object.labels().get(RUN_UID_LABEL).map(|uid| uid.as_str().into())
+fn run_uid(object: &ObjectMeta) -> Option<Uid> {
+    object.labels.as_ref()?.get(RUN_UID_LABEL).map(|uid| uid.as_str().into())
 }
 
 fn is_owned_by(job: &Job, uid: &Uid) -> bool {
@@ -177,11 +178,11 @@ impl Sink<PipelineRun> for World {
         self.touch(&uid);
     }
 
-    fn remove(&self, run: PipelineRun) {
-        let Some(uid) = run.uid().map(Uid::from) else { return };
+    fn forget(&self, run: &ObjectMeta) {
+        let Some(uid) = run.uid.as_deref().map(Uid::from) else { return };
         let mut inner = self.lock();
         inner.runs.remove(&uid);
-        inner.forget_empty(&(run.namespace(), Arc::clone(&uid)));
+        inner.forget_empty(&(run.namespace.clone(), Arc::clone(&uid)));
         drop(inner);
         self.touch(&uid);
     }
@@ -194,7 +195,7 @@ impl Sink<PipelineRun> for World {
 
 impl Sink<Pipeline> for World {
     fn put(&self, pipeline: Pipeline) {
-        let key = key(&pipeline);
+        let key = key(&pipeline.metadata);
         let mut inner = self.lock();
         let runs: Vec<Uid> = inner.runs.of_pipeline(&key).cloned().collect();
         inner.pipelines.put(key, pipeline);
@@ -203,8 +204,8 @@ impl Sink<Pipeline> for World {
         runs.iter().for_each(|uid| self.touch(uid));
     }
 
-    fn remove(&self, pipeline: Pipeline) {
-        self.lock().pipelines.remove(&key(&pipeline));
+    fn forget(&self, pipeline: &ObjectMeta) {
+        self.lock().pipelines.remove(&key(pipeline));
     }
 
     fn listed(&self, listed: &Listed) {
@@ -214,13 +215,13 @@ impl Sink<Pipeline> for World {
 
 impl Sink<ReferenceGrant> for World {
     fn put(&self, grant: ReferenceGrant) {
-        let before = self.lock().grants.put(key(&grant), grant.clone());
+        let before = self.lock().grants.put(key(&grant.metadata), grant.clone());
         // What it permits no longer concerns a run as well.
         self.touch_runs_of(before.as_deref().into_iter().chain([&grant]));
     }
 
-    fn remove(&self, grant: ReferenceGrant) {
-        let before = self.lock().grants.remove(&key(&grant));
+    fn forget(&self, grant: &ObjectMeta) {
+        let before = self.lock().grants.remove(&key(grant));
         self.touch_runs_of(before.as_deref());
     }
 
@@ -232,20 +233,20 @@ impl Sink<ReferenceGrant> for World {
 
 impl Sink<Job> for World {
     fn put(&self, job: Job) {
-        let Some(uid) = run_uid(&job) else { return };
+        let Some(uid) = run_uid(&job.metadata) else { return };
         self.lock().jobs.put((job.namespace(), Arc::clone(&uid)), job);
         self.touch(&uid);
     }
 
-    fn remove(&self, job: Job) {
-        let Some(uid) = run_uid(&job) else { return };
-        self.lock().jobs.remove(&(job.namespace(), Arc::clone(&uid)));
+    fn forget(&self, job: &ObjectMeta) {
+        let Some(uid) = run_uid(job) else { return };
+        self.lock().jobs.remove(&(job.namespace.clone(), Arc::clone(&uid)));
         self.touch(&uid);
     }
 
     fn listed(&self, listed: &Listed) {
         let gone = self.lock().jobs.keep(listed);
-        gone.iter().filter_map(|job| run_uid(job.as_ref())).for_each(|uid| self.touch(&uid));
+        gone.iter().filter_map(|job| run_uid(&job.metadata)).for_each(|uid| self.touch(&uid));
     }
 }
 
@@ -339,6 +340,17 @@ mod tests {
         Sink::<PipelineRun>::listed(world.as_ref(), &listed);
         assert!(world.view(&"uid-a".into()).is_none() && world.view(&"uid-2".into()).is_some());
         assert_eq!(world.active_runs(), 1);
+    }
+
+    #[test]
+    fn a_pod_whose_last_state_cannot_be_read_is_gone_all_the_same() {
+        let (world, _touched) = World::new();
+        world.put(run("a"));
+        world.put(pod("a", "one"));
+        world.put(pod("a", "two"));
+        Sink::<Pod>::forget(world.as_ref(), pod("a", "one").meta());
+        assert_eq!(names(&world, "uid-a"), ["two"]);
+        assert_eq!(world.take_gone(&"uid-a".into()).into_keys().collect::<Vec<_>>(), ["one"]);
     }
 
     /// A label alone makes nothing a run's own.

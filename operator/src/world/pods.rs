@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use follow::{Listed, Sink, version};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use kube::api::ObjectList;
 
@@ -105,7 +106,7 @@ impl World {
 
 impl Sink<Pod> for World {
     fn put(&self, pod: Pod) {
-        let Some(uid) = run_uid(&pod) else { return };
+        let Some(uid) = run_uid(&pod.metadata) else { return };
         let place = (pod.namespace(), Arc::clone(&uid));
         let news = self.lock().pods.entry(place).or_default().show(&pod);
         if news {
@@ -114,11 +115,23 @@ impl Sink<Pod> for World {
     }
 
     fn remove(&self, pod: Pod) {
-        let Some(uid) = run_uid(&pod) else { return };
+        let Some(uid) = run_uid(&pod.metadata) else { return };
         let mut inner = self.lock();
         let place = (pod.namespace(), Arc::clone(&uid));
         let Some(pods) = inner.pods.get_mut(&place) else { return };
         pods.remove(&pod);
+        inner.forget_empty(&place);
+        drop(inner);
+        self.touch(&uid);
+    }
+
+    /// Nothing is known of how it ended.
+    fn forget(&self, pod: &ObjectMeta) {
+        let (Some(uid), Some(name)) = (run_uid(pod), pod.name.as_deref()) else { return };
+        let mut inner = self.lock();
+        let place = (pod.namespace.clone(), Arc::clone(&uid));
+        let Some(pods) = inner.pods.get_mut(&place) else { return };
+        pods.lose(|known| known == name);
         inner.forget_empty(&place);
         drop(inner);
         self.touch(&uid);

@@ -6,7 +6,7 @@ use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{Container, Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource, ResourceExt};
-use protocol::container::{CLAIMER, PUBLISHER};
+use protocol::container::{CLAIMER, INSTALL, PUBLISHER, WORKER};
 use protocol::{RunId, env};
 
 use super::owner;
@@ -42,6 +42,7 @@ pub fn job(run: &PipelineRun, run_id: &RunId, recipe: &Recipe<'_>, files: Option
 /// new CA or a fixed claimer image reach running runs.
 pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String) -> Pod {
     let PodTemplateSpec { metadata, mut spec } = job.spec.clone().unwrap_or_default().template;
+    let is_warm = spec.as_ref().is_some_and(pods::is_warm);
     for container in
         spec.iter_mut().flat_map(|spec| spec.init_containers.iter_mut().flatten().chain(&mut spec.containers))
     {
@@ -49,9 +50,16 @@ pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String
             CLAIMER => {
                 set(container, env::VALKEY_URL, Some(&worker.valkey_url));
                 set(container, env::VALKEY_CA_CERTIFICATE, worker.valkey_ca.as_deref());
-                set(container, env::SOURCE.canary_key, canaries.source());
+                set(container, env::SOURCE.canary_key, canaries.source().as_deref());
             }
-            PUBLISHER => set(container, env::SINK.canary_key, canaries.sink()),
+            // What it publishes itself is its canary of the sink.
+            WORKER if is_warm => {
+                set(container, env::VALKEY_URL, Some(&worker.valkey_url));
+                set(container, env::VALKEY_CA_CERTIFICATE, worker.valkey_ca.as_deref());
+                set(container, env::SOURCE.canary_key, canaries.source().as_deref());
+            }
+            INSTALL if is_warm => {}
+            PUBLISHER => set(container, env::SINK.canary_key, canaries.sink().as_deref()),
             _ => continue,
         }
         container.image = Some(worker.claimer_image.clone());

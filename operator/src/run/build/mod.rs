@@ -5,3 +5,4 @@ pub mod owner;
 pub mod pod;
 pub mod secret;
 pub mod snapshot;
+mod warm;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crds::v1alpha1::{Bucket, Filter, Order, PipelineRun, PodOptions};
+use crds::v1alpha1::{Bucket, Filter, Mode, Order, PipelineRun, PodOptions, Protocol};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, EnvVar, EnvVarSource, ObjectFieldSelector,
     PodSecurityContext, PodSpec, PodTemplateSpec, ResourceRequirements, SeccompProfile, SecretKeySelector,
@@ -19,11 +19,12 @@ use serde_json::Value;
 
 use super::owner;
 use super::snapshot::{Role, Snapshot};
+use super::warm::tools;
 use crate::args::WorkerSettings;
 use crate::names;
 
 /// The volume that the containers share.
-const WORKSPACE: (&str, &str) = ("workspace", "/ws");
+pub const WORKSPACE: (&str, &str) = ("workspace", "/ws");
 /// A filter that is told to end has nothing to save: its file is tried again as a whole.
 const GRACE_SECONDS: i64 = 10;
 
@@ -58,29 +59,15 @@ impl Recipe<'_> {
     }
 
     fn spec(&self, options: PodOptions) -> PodSpec {
-        let mut filters: Vec<Container> =
-            self.snapshot.spec.filters.iter().map(|filter| self.filter(filter)).collect();
-        let mut init_containers = vec![self.claimer()];
-        let containers = match (&self.snapshot.spec.sink, self.snapshot.spec.order) {
-            (Some(sink), _) => {
-                init_containers.append(&mut filters);
-                vec![self.publisher(&sink.bucket)]
-            }
-            (None, Order::Sequential) => {
-                let last = filters.split_off(filters.len().saturating_sub(1));
-                init_containers.append(&mut filters);
-                last
-            }
-            (None, Order::Concurrent) => filters,
+        let ((init_containers, containers), volumes) = match self.snapshot.spec.mode {
+            Mode::PodPerFile if self.snapshot.speaks_lines() => (self.containers(), vec![volume(), tools()]),
+            Mode::PodPerFile => (self.containers(), vec![volume()]),
+            Mode::Warm => (self.warm_containers(), self.warm_volumes()),
         };
         PodSpec {
             init_containers: Some(init_containers),
             containers,
-            volumes: Some(vec![Volume {
-                name: WORKSPACE.0.to_owned(),
-                empty_dir: Some(EmptyDirVolumeSource::default()),
-                ..Volume::default()
-            }]),
+            volumes: Some(volumes),
             restart_policy: Some("Never".to_owned()),
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
@@ -95,6 +82,30 @@ impl Recipe<'_> {
             runtime_class_name: options.runtime_class_name,
             ..PodSpec::default()
         }
+    }
+
+    /// The containers of a pod that processes one file: those that run one after the other, and those that come last.
+    fn containers(&self) -> (Vec<Container>, Vec<Container>) {
+        let filters = self.snapshot.spec.filters.iter().map(|filter| match filter.protocol {
+            Protocol::Exec => self.filter(filter),
+            Protocol::Lines => self.filter_behind_shim(filter),
+        });
+        let mut filters: Vec<Container> = filters.collect();
+        let claimer = self.claimer();
+        let mut in_turn = vec![if self.snapshot.speaks_lines() { self.with_shim(claimer) } else { claimer }];
+        let last = match (&self.snapshot.spec.sink, self.snapshot.spec.order) {
+            (Some(sink), _) => {
+                in_turn.append(&mut filters);
+                vec![self.publisher(&sink.bucket)]
+            }
+            (None, Order::Sequential) => {
+                let last = filters.split_off(filters.len().saturating_sub(1));
+                in_turn.append(&mut filters);
+                last
+            }
+            (None, Order::Concurrent) => filters,
+        };
+        (in_turn, last)
     }
 
     /// A pod on a lost node is given up after `pendingTimeout`: Kubernetes itself then deletes it, by these tolerations.
@@ -127,15 +138,22 @@ impl Recipe<'_> {
 
     fn publisher(&self, sink: &Bucket) -> Container {
         let mut env = self.bucket_env(Role::Source, &self.snapshot.spec.source.bucket);
-        // The Pipeline's prefix, not the run's: a result has the same name whichever run made it.
-        env.push(variable(env::SOURCE.prefix, &self.snapshot.spec.source.bucket.prefix));
-        env.extend(self.bucket_env(Role::Sink, sink));
-        env.push(variable(env::SINK.prefix, &sink.prefix));
-        env.push(variable(env::SINK_FROM, self.snapshot.published_filter().unwrap_or_default()));
+        env.extend(self.sink_env(sink));
         self.own_container(PUBLISHER, "publish", env)
     }
 
-    fn own_container(&self, name: &str, command: &str, env: Vec<EnvVar>) -> Container {
+    /// What publishing needs to know beside the source.
+    pub fn sink_env(&self, sink: &Bucket) -> Vec<EnvVar> {
+        // The Pipeline's prefix, not the run's: a result has the same name whichever run made it.
+        let mut env = vec![variable(env::SOURCE.prefix, &self.snapshot.spec.source.bucket.prefix)];
+        env.extend(self.bucket_env(Role::Sink, sink));
+        env.push(variable(env::SINK.prefix, &sink.prefix));
+        env.push(variable(env::SINK_FROM, self.snapshot.published_filter().unwrap_or_default()));
+        env
+    }
+
+    /// A container of our own image.
+    pub fn own_container(&self, name: &str, command: &str, env: Vec<EnvVar>) -> Container {
         let quantity = |text: &str| Quantity(text.to_owned());
         let mut security = container_security();
         security.read_only_root_filesystem = Some(true);
@@ -158,8 +176,9 @@ impl Recipe<'_> {
         }
     }
 
-    fn filter(&self, filter: &Filter) -> Container {
-        let Filter { name, image, command, args, env, resources, image_pull_policy } = filter;
+    /// A filter's container, as it is in a pod that processes one file.
+    pub fn filter(&self, filter: &Filter) -> Container {
+        let Filter { name, image, command, args, protocol: _, env, resources, image_pull_policy } = filter;
         let mut all = vec![
             variable("SOURCE_PATH", "/ws/input"),
             variable("VIDEO_INPUT_PATH", "/ws/input"),
@@ -184,7 +203,8 @@ impl Recipe<'_> {
         }
     }
 
-    fn queue_env(&self) -> Vec<EnvVar> {
+    /// What tells a container where its files are.
+    pub fn queue_env(&self) -> Vec<EnvVar> {
         let user = names::queue_secret(&self.run.name_any());
         let mut env = vec![
             variable(env::STREAM, self.run_id.key("work")),
@@ -200,7 +220,8 @@ impl Recipe<'_> {
         env
     }
 
-    fn bucket_env(&self, role: Role, bucket: &Bucket) -> Vec<EnvVar> {
+    /// What tells a container how to reach a bucket.
+    pub fn bucket_env(&self, role: Role, bucket: &Bucket) -> Vec<EnvVar> {
         let name = match role {
             Role::Source => env::SOURCE,
             Role::Sink => env::SINK,
@@ -221,6 +242,15 @@ impl Recipe<'_> {
             env.push(from_secret(name.secret_access_key, from, secret::SECRET_ACCESS_KEY));
         }
         env
+    }
+}
+
+/// The volume that the containers share.
+pub fn volume() -> Volume {
+    Volume {
+        name: WORKSPACE.0.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource::default()),
+        ..Volume::default()
     }
 }
 
@@ -283,12 +313,13 @@ fn from_field(name: &str, path: &str) -> EnvVar {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::args::PullPolicy;
     use serde_json::json;
 
-    fn template(pipeline: Value, run: Value) -> PodSpec {
+    /// The pod of a Pipeline and a run with these changes.
+    pub fn template(pipeline: Value, run: Value) -> PodSpec {
         let mut spec = json!({"source": {"bucket": {"name": "bkt", "prefix": "in/", "endpoint": "s3",
             "credentialsSecret": {"name": "keys"}}},
             "filters": [{"name": "a", "image": "a:1"}, {"name": "b", "image": "b:1"}]});

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
 use protocol::RunId;
 use protocol::secret::{ACCESS_KEY_ID, PASSWORD, SECRET_ACCESS_KEY, USERNAME};
-use queue::{Password, WorkerUser};
+use queue::{Password, Rights, WorkerUser};
 
 use super::owner;
 use super::snapshot::Role;
@@ -28,9 +28,10 @@ pub fn queue(run: &PipelineRun, run_id: &RunId, user: &WorkerUser) -> Secret {
 }
 
 /// The user that such a Secret holds.
-pub fn read_queue(run: &PipelineRun, run_id: &RunId, secret: &Secret) -> Option<WorkerUser> {
+pub fn read_queue(run: &PipelineRun, run_id: &RunId, rights: Rights, secret: &Secret) -> Option<WorkerUser> {
     let password = text(secret, PASSWORD)?;
-    Some(WorkerUser::with_password(run_id, &run.uid().unwrap_or_default(), Password::from(password)))
+    let uid = run.uid().unwrap_or_default();
+    Some(WorkerUser::with_password(run_id, &uid, rights, Password::from(password)))
 }
 
 /// The epoch of the queue that was written down.
@@ -50,7 +51,7 @@ pub fn copy(run: &PipelineRun, run_id: &RunId, role: Role, keys: &Secret) -> Sec
 }
 
 /// The text under a key; `None` if it is missing, empty or no text.
-pub fn text(secret: &Secret, key: &str) -> Option<String> {
+fn text(secret: &Secret, key: &str) -> Option<String> {
     let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
     String::from_utf8(bytes.clone()).ok().filter(|text| !text.is_empty())
 }

@@ -1,11 +1,12 @@
 //! The Pipeline as it was when the run started. Everything of a run is built from it: editing or deleting the Pipeline
 //! affects later runs only.
 
-use crds::v1alpha1::{Bucket, Filter, Pipeline, PipelineRun, PipelineSpec, SecretReference};
+use crds::v1alpha1::{Bucket, Filter, Mode, Pipeline, PipelineRun, PipelineSpec, Protocol, SecretReference};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use kube::ResourceExt;
 use protocol::RunId;
+use queue::Rights;
 use serde::{Deserialize, Serialize};
 
 use super::owner;
@@ -46,6 +47,33 @@ impl Snapshot {
             data: Some(RawExtension(serde_json::to_value(self)?)),
             revision: 1,
         })
+    }
+
+    /// What its workers do with the queue.
+    pub fn worker_rights(&self) -> Rights {
+        if self.is_warm() { Rights::Serve } else { Rights::Claim }
+    }
+
+    /// Whether each pod processes many files.
+    pub fn is_warm(&self) -> bool {
+        self.spec.mode == Mode::Warm
+    }
+
+    /// Whether any filter wants lines.
+    pub fn speaks_lines(&self) -> bool {
+        self.spec.filters.iter().any(|filter| filter.protocol == Protocol::Lines)
+    }
+
+    /// Whether this one does.
+    pub fn filter_speaks_lines(&self, filter: &str) -> bool {
+        self.spec.filters.iter().any(|found| found.name == filter && found.protocol == Protocol::Lines)
+    }
+
+    /// Whether the memory of a filter is limited.
+    pub fn has_memory_limit(&self, filter: &str) -> bool {
+        let named = self.spec.filters.iter().find(|named| named.name == filter);
+        let limits = named.and_then(|filter| filter.resources.as_ref()?.limits.as_ref());
+        limits.is_some_and(|limits| limits.contains_key("memory"))
     }
 
     /// The prefix of this run's files: its own, or the Pipeline's.

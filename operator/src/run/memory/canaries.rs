@@ -1,16 +1,27 @@
 //! The objects that the run reached last. A pod whose own transfer fails tries the canary: if that works, the storage is up
-//! and the object is at fault.
+//! and the object is at fault. There are several, because filters and people delete objects that were processed: one that is
+//! gone shows nothing, and the pod tries the next.
 
+use std::cmp::Reverse;
 use std::time::Instant;
 
+use protocol::env::CANARY_SEPARATOR;
+
 use crate::pods::WorkerPod;
+
+/// Objects of each kind: few enough to be tried one after the other while a pod ends.
+const KEPT: usize = 3;
 
 /// The newest objects that were fetched and published.
 #[derive(Debug, Default)]
 pub struct Canaries {
-    source: Option<(String, Instant)>,
-    sink: Option<(String, Instant)>,
+    source: Newest,
+    sink: Newest,
 }
+
+/// Keys and when they were reached, the newest first.
+#[derive(Debug, Default)]
+struct Newest(Vec<(String, Instant)>);
 
 impl Canaries {
     /// Notes what pods have fetched and published.
@@ -19,23 +30,46 @@ impl Canaries {
             let fetched = pod.claimer.as_ref().and_then(|report| report.key()).zip(pod.fetched);
             let published = pod.publisher.as_ref().and_then(|report| report.key()).zip(pod.published);
             for (newest, found) in [(&mut self.source, fetched), (&mut self.sink, published)] {
-                if let Some((key, milestone)) = found
-                    && newest.as_ref().is_none_or(|(_, at)| *at < milestone.at)
-                {
-                    *newest = Some((key.to_owned(), milestone.at));
+                if let Some((key, milestone)) = found {
+                    newest.reached(key, milestone.at);
                 }
             }
         }
     }
 
-    /// The file that was fetched last.
-    pub fn source(&self) -> Option<&str> {
-        self.source.as_ref().map(|(key, _)| key.as_str())
+    /// Notes a file that was fetched. A key that a variable cannot hold as it is is none.
+    pub fn fetched(&mut self, key: &str, at: Instant) {
+        if !key.contains(|c: char| c.is_control()) {
+            self.source.reached(key, at);
+        }
     }
 
-    /// The result that was published last.
-    pub fn sink(&self) -> Option<&str> {
-        self.sink.as_ref().map(|(key, _)| key.as_str())
+    /// The files that were fetched last, as a claimer reads them.
+    pub fn source(&self) -> Option<String> {
+        self.source.in_one()
+    }
+
+    /// The results that were published last, as a publisher reads them.
+    pub fn sink(&self) -> Option<String> {
+        self.sink.in_one()
+    }
+}
+
+impl Newest {
+    fn reached(&mut self, key: &str, at: Instant) {
+        let Self(objects) = self;
+        match objects.iter_mut().find(|(known, _)| known == key) {
+            Some((_, last)) => *last = at.max(*last),
+            None => objects.push((key.to_owned(), at)),
+        }
+        objects.sort_by_key(|(_, at)| Reverse(*at));
+        objects.truncate(KEPT);
+    }
+
+    fn in_one(&self) -> Option<String> {
+        let Self(objects) = self;
+        let keys: Vec<&str> = objects.iter().map(|(key, _)| key.as_str()).collect();
+        (!keys.is_empty()).then(|| keys.join(&CANARY_SEPARATOR.to_string()))
     }
 }
 
@@ -48,7 +82,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_object_that_was_reached_last_is_the_canary() {
+    fn the_objects_that_were_reached_last_are_the_canaries() {
         let now = Instant::now();
         let fetched = |key: &str, seconds: u64| {
             let at = now + Duration::from_secs(seconds);
@@ -58,9 +92,10 @@ mod tests {
             pod
         };
         let mut canaries = Canaries::default();
+        assert_eq!((canaries.source(), canaries.sink()), (None, None));
         canaries.observe(&[fetched("a", 1), fetched("b", 3), fetched("c", 2)]);
-        assert_eq!((canaries.source(), canaries.sink()), (Some("b"), None));
-        canaries.observe(&[fetched("d", 2)]);
-        assert_eq!(canaries.source(), Some("b"), "d was fetched before");
+        assert_eq!((canaries.source().as_deref(), canaries.sink()), (Some("b\nc\na"), None));
+        canaries.observe(&[fetched("d", 4), fetched("c", 5), fetched("e", 1)]);
+        assert_eq!(canaries.source().as_deref(), Some("c\nd\nb"), "each once, and the oldest go");
     }
 }

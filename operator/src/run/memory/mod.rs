@@ -4,6 +4,7 @@
 mod backoff;
 mod canaries;
 mod creation;
+mod decisions;
 mod failures;
 mod listing;
 mod pods;
@@ -18,12 +19,14 @@ use queue::{RunQueue, WorkerUser};
 use super::breaker::Breakers;
 use super::build::snapshot::Snapshot;
 use super::nodes::Nodes;
+use super::warm::WarmMemory;
 use crate::error::Obstacle;
 use crate::metrics::OpenBreakers;
 
 pub use backoff::Backoff;
 pub use canaries::Canaries;
 pub use creation::Creation;
+pub use decisions::Decisions;
 pub use failures::{Failures, RECENT_MAX};
 pub use listing::ListingProgress;
 pub use pods::PodsMemory;
@@ -45,8 +48,12 @@ pub struct Memory {
     pub creation: Creation,
     /// The pods.
     pub pods: PodsMemory,
+    /// Those that process many files.
+    pub warm: WarmMemory,
     /// Files that failed for good.
     pub failures: Failures,
+    /// What was logged about files.
+    pub decisions: Decisions,
     /// Whether what the run depends on works.
     pub breakers: Breakers,
     /// The same, as it is counted in metrics.
@@ -75,8 +82,11 @@ impl Memory {
     /// The queue must be opened again: it was lost, closed, or started over.
     pub fn forget_queue(&mut self) {
         self.queue = None;
+        // Its Secret holds the epoch of the queue.
+        self.user = None;
         self.listing.stop();
         self.pods.last_scan = None;
+        self.pods.served.clear();
     }
 
     /// The queue was lost.

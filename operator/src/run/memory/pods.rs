@@ -13,6 +13,10 @@ use crate::pods::WorkerPod;
 pub struct PodsMemory {
     /// Pods whose attempt is settled, with the entry of their file, if they had one.
     pub settled: HashMap<String, Option<EntryId>>,
+    /// Pods that were given a file, so that it is in their inbox.
+    pub served: HashSet<String>,
+    /// Pods that did not start in time, so that their file was taken back.
+    pub late: HashSet<String>,
     /// Pods that were deleted and that the watch still shows.
     pub removed: HashSet<String>,
     /// Pods that are gone and whose files are not settled yet.
@@ -36,6 +40,8 @@ impl PodsMemory {
         let names: Vec<String> = std::mem::take(&mut self.gone).into_keys().collect();
         for name in &names {
             self.settled.remove(name);
+            self.served.remove(name);
+            self.late.remove(name);
             self.removed.remove(name);
             self.dismissed.remove(name);
             self.kept.forget(name);

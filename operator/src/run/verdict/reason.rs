@@ -1,7 +1,7 @@
 //! Why an attempt failed, in words for people.
 
 use protocol::Exit;
-use protocol::container::{CLAIMER, PUBLISHER};
+use protocol::container::{CLAIMER, PUBLISHER, WORKER};
 use queue::REASON_BYTES_MAX;
 
 use super::{Cause, ended_from_outside};
@@ -20,8 +20,10 @@ pub fn of(pod: &WorkerPod, failed: &Failed, cause: Cause) -> String {
             None => format!("PodDeleted: the pod was deleted while {name} ran"),
         },
         // Ours say why themselves. Killed, they have left no message: then it is the end of their log.
-        (Some(CLAIMER | PUBLISHER), Some(exit)) if message.is_empty() => return exit.as_ref().to_owned(),
-        (Some(CLAIMER | PUBLISHER), Some(_)) => return message.to_owned(),
+        (Some(CLAIMER | PUBLISHER | WORKER), Some(exit)) if message.is_empty() => {
+            return exit.as_ref().to_owned();
+        }
+        (Some(CLAIMER | PUBLISHER | WORKER), Some(_)) => return message.to_owned(),
         (Some(_), _) if reason == "OOMKilled" && failed.memory_limit => {
             format!("OOMKilled: {name} used more memory than its limit")
         }
@@ -41,7 +43,7 @@ pub fn of(pod: &WorkerPod, failed: &Failed, cause: Cause) -> String {
 }
 
 /// Both texts, of the second as much as fits: what was said last says most.
-fn with_end_of(what: &str, message: &str) -> String {
+pub(super) fn with_end_of(what: &str, message: &str) -> String {
     if message.is_empty() {
         return what.to_owned();
     }

@@ -143,7 +143,7 @@ fn every_exit_code_of_ours_has_a_cause() {
     for exit in Exit::VARIANTS {
         let (claimer, publisher) = match exit {
             Exit::BadSettings => (Worker, Worker),
-            Exit::QueueUnreachable | Exit::QueueDenied | Exit::RunClosed => (Unclaimed, Worker),
+            Exit::QueueUnreachable | Exit::QueueDenied => (Unclaimed, Worker),
             Exit::NoAccess => (Cause::Dependency(SourceCredentials), Cause::Dependency(SinkCredentials)),
             Exit::ObjectGone => (File, Cause::Dependency(Sink)),
             Exit::ObjectChanged => (File, File),
@@ -155,6 +155,7 @@ fn every_exit_code_of_ours_has_a_cause() {
             Exit::QueueBroken => (Worker, Worker),
             Exit::NothingToPublish => (Worker, File),
             Exit::StorageRefused => (File, File),
+            Exit::FilterUnusable | Exit::FilterLost => (Worker, Worker),
             Exit::Terminated => (Pod, Pod),
         };
         assert_eq!(judge(&ours(CLAIMER, *exit)).cause, claimer, "claimer: {exit:?}");
@@ -249,12 +250,16 @@ fn pods_that_are_gone_stuck_or_unprepared_are_disruptions_and_slow_filters_are_n
     assert_eq!(of(&pod, &[], &Known::default()), None, "it has not ended");
 }
 
+/// A pod is given its file when it gets a node: its start, with all the images that are pulled, is not the file's doing.
 #[test]
-fn time_spent_waiting_for_storage_is_no_processing_time() {
-    let now = Instant::now();
-    let mut pod = WorkerPod::in_stage("p", Stage::Claiming, now - SECOND * 60);
+fn neither_the_start_of_a_pod_nor_waiting_for_storage_is_processing_time() {
+    let instant = Instant::now();
+    let now = Moment { instant, unix_ms: 60_000 };
+    let mut pod = WorkerPod::in_stage("p", Stage::Claiming, instant - SECOND * 60);
     assert_eq!(processing_time(&pod, SECOND * 60, now), Duration::ZERO, "it fetches");
-    pod.fetched = Some(Milestone { at: now - SECOND * 30, witnessed: true });
+    pod.fetched = Some(Milestone { at: instant - SECOND * 30, witnessed: true });
+    assert_eq!(processing_time(&pod, SECOND * 60, now), SECOND * 30);
+    pod.fetched = Some(Milestone { at: instant, witnessed: false });
     assert_eq!(processing_time(&pod, SECOND * 60, now), SECOND * 60, "an older claimer does not say");
     pod.claimer = Some(Report {
         entry: None,
@@ -265,8 +270,12 @@ fn time_spent_waiting_for_storage_is_no_processing_time() {
         ended_ms: 20_000,
         text: "a".to_owned(),
     });
-    assert_eq!(processing_time(&pod, SECOND * 60, now), SECOND * 40);
-    pod.publishing = Some(Milestone { at: now - SECOND * 15, witnessed: true });
+    assert_eq!(processing_time(&pod, SECOND * 60, now), SECOND * 40, "a new operator asks the claimer");
+    assert_eq!(processing_time(&pod, SECOND * 30, now), SECOND * 10, "the clock of its node is slow");
+    let ahead = Moment { unix_ms: 10_000, ..now };
+    pod.fetched = Some(Milestone { at: instant - SECOND * 5, witnessed: false });
+    assert_eq!(processing_time(&pod, SECOND * 60, ahead), SECOND * 5, "the clock of its node is fast");
+    pod.publishing = Some(Milestone { at: instant - SECOND * 15, witnessed: true });
     assert_eq!(processing_time(&pod, SECOND * 60, now), SECOND * 25);
 }
 

@@ -1,0 +1,219 @@
+//! Pods that process many files: takes what their workers report, keeps them supplied, and tells those to end that are not
+//! wanted any more.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use protocol::{FileState, State};
+use queue::{EntryId, Pending, ReportsLimit, Settlement, Stats, Verdict};
+
+use super::pass::{Pass, Prepared};
+use super::verdict::{self, Rules};
+use super::{GATHER, PUBLISH_EVERY};
+use crate::error::Error;
+use crate::metrics::Outcome;
+use crate::pods::WorkerPod;
+
+/// Files that a pod holds at most: what it fetches while it processes one, and what waits to be settled.
+const HELD_MAX: u64 = 16;
+/// A report has at most a kilobyte of text; the server adds some.
+const REPORT_BYTES_MAX: u64 = 2_048;
+/// Small runs need not be measured closely.
+const REPORTS_SPARE: u64 = 200;
+/// The longest wait before reports are looked for again, while files are processed.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// How often another pod is a probe while files are processed that were fetched before.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+
+/// What taking reports has shown.
+#[derive(Default)]
+pub struct TakenReports {
+    /// Files that were settled.
+    pub files: usize,
+    /// Pods that have room for others.
+    pub served: Vec<String>,
+}
+
+/// What a run remembers of pods that process many files.
+#[derive(Default)]
+pub struct WarmMemory {
+    /// Pods that were told to end.
+    pub stopping: HashMap<String, Instant>,
+    /// Files that each pod has processed.
+    processed: HashMap<String, u64>,
+    /// Passes in a row without a report.
+    idle_passes: u32,
+    /// When all pods, or one as a probe, were last supplied.
+    supplied: Option<Instant>,
+    /// How often one was a probe.
+    probes: usize,
+}
+
+impl Pass<'_> {
+    /// Settles what workers report.
+    pub async fn take_reports(&mut self, prepared: &Prepared) -> Result<TakenReports, Error> {
+        let pods = self.view.pods.len() as u64 + self.memory.pods.gone.len() as u64;
+        let reports = 2 * HELD_MAX * pods + REPORTS_SPARE;
+        let limit = ReportsLimit { reports, bytes: reports * REPORT_BYTES_MAX };
+        let taken = prepared.queue.take(limit, &prepared.limits.retry).await?;
+        if taken.is_flooded {
+            let note = format!(
+                "the run's workers wrote more than {reports} reports or {} bytes of them into Valkey: all of it was dropped, and what is true is reported again",
+                limit.bytes
+            );
+            self.ctx.warn(self.run, "WorkersMisbehaving", note);
+        }
+        if taken.succeeded > 0 {
+            self.ctx.metrics.settled(Outcome::Succeeded, taken.succeeded);
+            let publishes = prepared.snapshot.spec.sink.is_some();
+            self.memory.breakers.files_succeeded(self.now, publishes);
+        }
+        if let Some(key) = &taken.newest {
+            self.memory.canaries.fetched(key, self.now);
+        }
+        let mut settlements = Vec::new();
+        for reported in &taken.reports {
+            let Some(judgement) = verdict::of_report(reported, &self.rules(prepared)) else { continue };
+            // A filter had the file.
+            if matches!(
+                FileState::parse(&reported.report),
+                Some(FileState { state: State::FilterFailed(_), .. })
+            ) {
+                self.memory.breakers.file_fetched(self.now);
+            }
+            self.memory.breakers.judged(&judgement);
+            let consumer = reported.report.split(' ').next().unwrap_or_default().to_owned();
+            let verdict = judgement.verdict;
+            // It is ending, for whatever reason: what it is given now comes back at once.
+            if verdict == Verdict::Released {
+                self.memory.warm.stopping.entry(consumer.clone()).or_insert(self.now);
+            }
+            settlements.push(Settlement { entry: reported.entry.clone(), consumer, verdict });
+        }
+        self.settle_entries(prepared, &settlements).await?;
+        let mut served = taken.served;
+        served.extend(settlements.into_iter().map(|settlement| (settlement.consumer, 1)));
+        for (pod, files) in &served {
+            *self.memory.warm.processed.entry(pod.clone()).or_default() += files;
+        }
+        let files = served.iter().map(|(_, files)| files).sum::<u64>();
+        let files = usize::try_from(files).unwrap_or(usize::MAX);
+        let served = served.into_iter().map(|(pod, _)| pod).collect();
+        let warm = &mut self.memory.warm;
+        warm.idle_passes = if files > 0 { 0 } else { warm.idle_passes.saturating_add(1) };
+        Ok(TakenReports { files, served })
+    }
+
+    fn rules<'b>(&self, prepared: &'b Prepared) -> Rules<'b> {
+        Rules {
+            limits: &prepared.limits,
+            snapshot: &prepared.snapshot,
+            known: self.memory.breakers.known(),
+            now: self.now,
+        }
+    }
+
+    /// Gives files to pods that have room: those that have just had some settled, and now and then all.
+    pub async fn supply(
+        &mut self,
+        prepared: &Prepared,
+        stats: &Stats,
+        served: &[String],
+    ) -> Result<(), Error> {
+        let waiting = stats.queued - stats.delayed;
+        let stopping = &self.memory.warm.stopping;
+        let can_take = |pod: &WorkerPod| {
+            pod.can_serve() && !self.memory.pods.is_done(&pod.name) && !stopping.contains_key(&pod.name)
+        };
+        let mut pods: Vec<&str> =
+            self.view.pods.iter().filter(|pod| can_take(pod)).map(|pod| pod.name.as_str()).collect();
+        if waiting == 0 || pods.is_empty() {
+            return Ok(());
+        }
+        // The end of a run is spread over all pods, also those that are still starting, instead of waiting in the slots of a few.
+        let mut most = (waiting / (2 * prepared.limits.parallelism.max(1))).clamp(1, HELD_MAX);
+        let since_supplied = self.memory.warm.supplied.map(|last| self.now.duration_since(last));
+        let next_try = self.memory.breakers.next_try(self.now);
+        if let Some(wait) = next_try {
+            // One file shows whether what failed works again. The pod whose turn it is may be busy: then it is another one's.
+            let is_under_way = stats.running > 0 && since_supplied.is_some_and(|ago| ago < PROBE_EVERY);
+            if !wait.is_zero() || is_under_way {
+                return Ok(());
+            }
+            self.memory.warm.probes = self.memory.warm.probes.wrapping_add(1);
+            pods = vec![pods[self.memory.warm.probes % pods.len()]];
+            most = 1;
+        }
+        if next_try.is_some() || since_supplied.is_none_or(|ago| ago >= PUBLISH_EVERY) {
+            self.memory.warm.supplied = Some(self.now);
+        } else {
+            let served: HashSet<&str> = served.iter().map(String::as_str).collect();
+            pods.retain(|pod| served.contains(pod) || !self.memory.pods.served.contains(*pod));
+        }
+        let pods: Vec<String> = pods.into_iter().map(str::to_owned).collect();
+        let most = usize::try_from(most).unwrap_or(1);
+        self.memory.pods.served.extend(prepared.queue.fill(&pods, most).await?);
+        Ok(())
+    }
+
+    /// Tells pods to end: as many as are too many, and those that are old, have processed enough, or whose keys are refused. They
+    /// finish their file.
+    pub async fn stop_unwanted(&mut self, prepared: &Prepared, too_many: u64) -> Result<(), Error> {
+        let limits = prepared.snapshot.spec.warm_limits();
+        let serving: Vec<_> = self.view.pods.iter().filter(|pod| pod.can_serve()).collect();
+        let warm = &mut self.memory.warm;
+        let keys_refused = self.memory.breakers.keys_refused();
+        let mut too_many = usize::try_from(too_many).unwrap_or(usize::MAX);
+        for pod in &serving {
+            if warm.stopping.contains_key(&pod.name) {
+                too_many = too_many.saturating_sub(1);
+            }
+        }
+        let mut tell = Vec::new();
+        for pod in serving {
+            let told = warm.stopping.get(&pod.name).copied();
+            let is_old = self.now.duration_since(pod.since) >= limits.max_pod_age;
+            let has_done_enough =
+                warm.processed.get(&pod.name).is_some_and(|files| *files >= limits.max_files_per_pod);
+            // A pod has the keys that it was started with: a new one has the keys of now.
+            let has_old_keys = keys_refused.is_some_and(|at| pod.since < at);
+            let is_due = match told {
+                Some(told) => self.now.duration_since(told) >= PUBLISH_EVERY,
+                None if is_old || has_done_enough || has_old_keys => true,
+                None if too_many > 0 => {
+                    too_many -= 1;
+                    true
+                }
+                None => false,
+            };
+            if is_due {
+                warm.stopping.insert(pod.name.clone(), self.now);
+                tell.push(pod.name.clone());
+            }
+        }
+        let known: HashSet<&str> = self.view.pods.iter().map(|pod| pod.name.as_str()).collect();
+        warm.stopping.retain(|name, _| known.contains(name.as_str()));
+        warm.processed.retain(|name, _| known.contains(name.as_str()));
+        prepared.queue.stop(&tell).await?;
+        Ok(())
+    }
+
+    /// When reports are to be looked for again.
+    pub fn next_reports(&self, stats: &Stats) -> Option<Duration> {
+        let is_serving = self.view.pods.iter().any(|pod| pod.can_serve());
+        let wait = GATHER * (1 << self.memory.warm.idle_passes.min(6));
+        is_serving.then(|| wait.min(if stats.running > 0 { LOOK_AGAIN } else { PUBLISH_EVERY }))
+    }
+
+    /// Which of these files had been begun when their pods last spoke.
+    pub async fn begun(&self, prepared: &Prepared, claims: &[Pending]) -> Result<HashSet<EntryId>, Error> {
+        let entries: Vec<EntryId> = claims.iter().map(|claim| claim.entry.clone()).collect();
+        let said = prepared.queue.reports_of(&entries).await?;
+        let is_begun = |(claim, said): &(&Pending, Option<String>)| {
+            let said = said.as_deref().and_then(FileState::parse);
+            said.is_some_and(|said| said.pod == claim.consumer && said.state == State::Started)
+        };
+        Ok(claims.iter().zip(said).filter(is_begun).map(|(claim, _)| claim.entry.clone()).collect())
+    }
+}
