@@ -6,6 +6,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends cmake && rm -rf
 WORKDIR /src
 COPY . .
 RUN cargo build --release --locked --workspace --bin claimer --bin operator --bin webhook
+# The shim runs in images that may have no C library.
+RUN cargo rustc --locked --package shim --bin shim --profile shim --target-dir target/static -- -C target-feature=+crt-static
 # Each image holds the program, the libraries it is linked to, and a user to run as; those that talk to servers of the world also
 # their authorities.
 RUN for name in claimer operator webhook; do \
@@ -18,6 +20,7 @@ RUN for name in claimer operator webhook; do \
 
 FROM scratch AS claimer
 COPY --from=build /images/claimer/ /
+COPY --from=build /src/target/static/shim/shim /shim
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 ENV PATH=/usr/local/bin:/usr/bin:/bin
 LABEL org.opencontainers.image.title="claimer"

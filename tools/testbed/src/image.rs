@@ -189,6 +189,21 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+/// The files of an archive by their path in it, for those who serve it as a registry would.
+pub fn read(archive: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
+    let doing = || format!("read the image {}", archive.display());
+    let mut tar = tar::Archive::new(File::open(archive).doing(doing)?);
+    let mut files = BTreeMap::new();
+    for entry in tar.entries().doing(doing)? {
+        let mut entry = entry.doing(doing)?;
+        let path = entry.path().doing(doing)?.into_owned();
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes).doing(doing)?;
+        files.insert(path, bytes);
+    }
+    Ok(files)
+}
+
 /// The SHA-256 of bytes, in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     digest::digest(&digest::SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
@@ -209,6 +224,9 @@ mod tests {
         assert_eq!(digests[0], digests[1]);
         image.user = "65532".to_owned();
         assert_ne!(image.write(&folder.join("c.tar")).unwrap(), digests[0]);
+        let files = read(&folder.join("a.tar")).unwrap();
+        let manifest = format!("blobs/sha256/{}", digests[0].trim_start_matches("sha256:"));
+        assert!(files.contains_key(Path::new(&manifest)), "{:?}", files.keys());
         fs::remove_dir_all(folder).unwrap();
     }
 

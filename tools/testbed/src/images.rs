@@ -25,6 +25,9 @@ pub const PAUSE: &str = "localhost/openfilter/pause:testbed";
 /// Runs as nobody in particular: the uid that distroless images call "nonroot".
 pub const NONROOT: &str = "65532:65532";
 
+/// Where the shim is in an image that holds it.
+pub const SHIM: &str = "/shim";
+
 /// Where an image's program comes from.
 #[derive(Debug, Clone, Copy)]
 pub enum Source {
@@ -49,6 +52,8 @@ pub struct Recipe {
     pub arguments: &'static [&'static str],
     /// Whether it talks TLS to servers of the world, and so needs their authorities.
     pub certificates: bool,
+    /// Whether it also holds the shim, to be copied into pods.
+    pub shim: bool,
     /// One line for `org.opencontainers.image.description`.
     pub description: &'static str,
     /// When it is loaded.
@@ -80,6 +85,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/bin/sleep",
         arguments: &["2147483647"],
         certificates: false,
+        shim: false,
         description: "Holds a pod's namespaces",
         set: Set::Base,
     },
@@ -89,6 +95,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/coredns",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "Cluster DNS",
         set: Set::Base,
     },
@@ -98,6 +105,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/bin/busybox",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "A shell and its tools, for tests",
         set: Set::Base,
     },
@@ -107,6 +115,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/usr/bin/valkey-server",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "Valkey from the machine's packages",
         set: Set::Services,
     },
@@ -116,6 +125,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/versitygw",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "An S3 server on a folder",
         set: Set::Services,
     },
@@ -125,6 +135,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/claimer",
         arguments: &[],
         certificates: true,
+        shim: true,
         description: "Runs in worker pods: claims one file and fetches it, or publishes the results",
         set: Set::Worker,
     },
@@ -134,6 +145,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/operator",
         arguments: &[],
         certificates: true,
+        shim: false,
         description: "Lists buckets, queues their files, runs one Job per run, and accounts for every file",
         set: Set::Product,
     },
@@ -143,6 +155,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/webhook",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "Admission webhook: defaults, validation and policies",
         set: Set::Product,
     },
@@ -152,6 +165,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/thumbnail",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "A sample filter: makes a thumbnail of an image",
         set: Set::Filters,
     },
@@ -161,7 +175,18 @@ pub const RECIPES: &[Recipe] = &[
         program: "/annotate",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "A sample filter: frames an image and writes its name and its colours below it",
+        set: Set::Filters,
+    },
+    Recipe {
+        name: "language",
+        source: Source::Cargo,
+        program: "/language",
+        arguments: &[],
+        certificates: false,
+        description: "A sample filter that stays running: tells the language of a text",
+        shim: false,
         set: Set::Filters,
     },
     Recipe {
@@ -170,6 +195,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/probe",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "A filter that does, and fails, on command, for tests",
         set: Set::Tests,
     },
@@ -179,6 +205,7 @@ pub const RECIPES: &[Recipe] = &[
         program: "/peer",
         arguments: &[],
         certificates: false,
+        shim: false,
         description: "The other end of a connection that a test needs",
         set: Set::Tests,
     },
@@ -198,6 +225,9 @@ impl Recipe {
             Source::Go(_) | Source::Machine(_) => Content::Copy(program.to_owned()),
         };
         image.add_program(program, content, self.program);
+        if self.shim {
+            image.files.insert(SHIM.into(), Content::Copy(programs::static_shim(paths)?));
+        }
         if self.name == "busybox" {
             let listed = command::run(
                 "list the tools of busybox",

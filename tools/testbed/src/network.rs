@@ -31,6 +31,8 @@ pub const API_SERVICE_IP: Ipv4Addr = Ipv4Addr::new(10, 89, 0, 1);
 pub const DNS_SERVICE_IP: Ipv4Addr = Ipv4Addr::new(10, 89, 0, 10);
 /// The API server's port on [`HOST_IP`].
 pub const API_PORT: u16 = 6443;
+/// Where nodes look for images of a registry that a test runs on [`HOST_IP`], without TLS.
+pub const REGISTRY: &str = "10.87.0.1:5000";
 /// A node's number is one byte of its addresses.
 pub const NODES_MAX: u8 = 32;
 

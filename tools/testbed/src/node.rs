@@ -11,7 +11,7 @@ use crate::{
     cgroup,
     error::Result,
     eventually, images, mounts,
-    network::{self, DNS_SERVICE_IP, POD_RANGE},
+    network::{self, DNS_SERVICE_IP, POD_RANGE, REGISTRY},
     paths::{self, Paths, RUN},
     pki::Authority,
     process::{self, Program},
@@ -78,6 +78,7 @@ impl Node {
         let folder = self.paths.node(&self.name);
         paths::make_dir(folder.join("kubelet"))?;
         paths::write(folder.join("containerd.toml"), self.containerd_config())?;
+        paths::write(self.registries().join(REGISTRY).join("hosts.toml"), registry_config())?;
         paths::write(folder.join("cni/10-testbed.conflist"), format!("{:#}", self.cni_config()))?;
         paths::write(folder.join("kubelet.json"), format!("{:#}", self.kubelet_config(&serving)))?;
         paths::write(folder.join("kube-proxy.json"), format!("{:#}", self.proxy_config(&proxy)))
@@ -184,6 +185,11 @@ impl Node {
         ["containerd", "kubelet", "kube-proxy"].map(|name| self.program(name))
     }
 
+    /// Where containerd finds how to reach a registry, by its address.
+    fn registries(&self) -> PathBuf {
+        self.paths.node(&self.name).join("registries")
+    }
+
     fn containerd_config(&self) -> String {
         let (folder, run) = (self.paths.node(&self.name), self.run_dir());
         let (root, cni) = (folder.join("containerd"), folder.join("cni"));
@@ -207,6 +213,8 @@ disable_apparmor = true
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "/usr/lib/cni"
 conf_dir = "{cni}"
+[plugins."io.containerd.grpc.v1.cri".registry]
+config_path = "{registries}"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
@@ -216,6 +224,7 @@ Root = "{run}/runc"
             root = root.display(),
             run = run.display(),
             cni = cni.display(),
+            registries = self.registries().display(),
             pause = images::PAUSE,
         )
     }
@@ -255,6 +264,8 @@ Root = "{run}/runc"
             "imageGCHighThresholdPercent": 100,
             // Every image is loaded by hand and none could be pulled again.
             "imageMinimumGCAge": "24h", "imageMaximumGCAge": "0s",
+            // An image that was also pulled from a test's registry would be asked for there under every other name.
+            "imagePullCredentialsVerificationPolicy": "NeverVerify",
             "enforceNodeAllocatable": ["pods"], "oomScoreAdj": 0,
         })
     }
@@ -275,6 +286,13 @@ Root = "{run}/runc"
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         })
     }
+}
+
+/// A registry without TLS, which containerd would ask for at any address but loopback.
+fn registry_config() -> String {
+    format!(
+        "server = \"http://{REGISTRY}\"\n[host.\"http://{REGISTRY}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"
+    )
 }
 
 fn display(path: &Path) -> String {

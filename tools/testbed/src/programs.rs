@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -38,7 +38,7 @@ pub fn build(paths: &Paths, names: &[&str], profile: Profile) -> Result<BTreeMap
     if names.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut build = Command::new(cargo);
     build.args(["build", "--locked", "--workspace", "--message-format=json"]);
     build.args(names.iter().flat_map(|name| ["--bin", name]));
@@ -59,6 +59,29 @@ pub fn build(paths: &Paths, names: &[&str], profile: Profile) -> Result<BTreeMap
         Some(name) => Err(Error::Refused(format!("the package {name} has no binary of its name"))),
         None => Ok(programs),
     }
+}
+
+/// The shim as pods get it: it runs in images that may have no C library. In a target folder of its own, because flags
+/// for one program alone would have the others compiled again.
+pub fn static_shim(paths: &Paths) -> Result<PathBuf> {
+    let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let folder = paths.root.join(folder).join("static");
+    let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut build = Command::new(cargo);
+    build.args([
+        "rustc",
+        "--locked",
+        "--package",
+        "shim",
+        "--bin",
+        "shim",
+        "--profile",
+        "shim",
+        "--target-dir",
+    ]);
+    build.arg(&folder).args(["--", "-C", "target-feature=+crt-static"]);
+    command::finish("build the shim", build.current_dir(&paths.root))?;
+    Ok(folder.join("shim/shim"))
 }
 
 /// The bytes of a program without its symbols, which are most of one that was not built for release.

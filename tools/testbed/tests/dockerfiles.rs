@@ -6,8 +6,11 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 use testbed::{
     Paths,
     image::{Content, Image},
-    images::{RECIPES, Recipe, Set, Source},
+    images::{RECIPES, Recipe, SHIM, Set, Source},
 };
+
+/// Where the stage `build` has it.
+const BUILT_SHIM: &str = "/src/target/static/shim/shim";
 
 /// What a stage of a Dockerfile declares.
 #[derive(Debug, Default, PartialEq)]
@@ -89,7 +92,11 @@ fn dockerfiles_hold_and_declare_what_the_table_does() {
             .filter(built)
             .map(|recipe| {
                 let Image { name: _, files, user, entrypoint, env, labels } = recipe.declaration();
-                let files = files.iter().map(|(path, content)| (path.clone(), described(content))).collect();
+                let mut files: BTreeMap<PathBuf, String> =
+                    files.iter().map(|(path, content)| (path.clone(), described(content))).collect();
+                if recipe.shim {
+                    files.insert(SHIM.into(), BUILT_SHIM.to_owned());
+                }
                 (recipe.name.to_owned(), Declared { user, entrypoint, env, labels, files })
             })
             .collect();
