@@ -137,7 +137,7 @@ async fn measure(connection: &Connection, lister: &Lister, files: u64, rounds: u
         // Makes the high-water mark what it is now.
         fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = memory("VmRSS:");
-        let bounds = Bounds { turns: &turns, max_files: None, high_water: u64::MAX };
+        let bounds = Bounds { turns: &turns, namespace: "bench", max_files: None, high_water: u64::MAX };
         let start = Instant::now();
         let total = list_into(&queue, lister, Listing::UpTo(String::new()), bounds, |_| ()).await.unwrap();
         measured.both = measured.both.min(start.elapsed());
@@ -154,7 +154,7 @@ async fn queue_only(queue: &RunQueue, files: u64) -> Duration {
         let last = files.min(first + 1_000);
         let file = |number| File { key: key(number), size: 183_204, etag: format!("\"{number:032x}\"") };
         let next = (last < files).then(|| key(last - 1));
-        let page = Page { after, next: next.clone(), files: (first..last).map(file).collect() };
+        let page = Page { after, next: next.clone(), files: (first..last).map(file).collect(), skipped: 0 };
         let start = Instant::now();
         queue.enqueue(&page, u64::MAX).await.unwrap();
         took += start.elapsed();

@@ -123,7 +123,7 @@ impl Bench {
         for batch in 0..FILES / BATCH {
             let next = ((batch + 1) * BATCH < FILES).then(|| cursor(batch + 1));
             let files = (0..BATCH).map(|number| file(batch * BATCH + number)).collect();
-            queue.enqueue(&Page { after: cursor(batch), next, files }, u64::MAX).await.unwrap();
+            queue.enqueue(&Page { after: cursor(batch), next, files, skipped: 0 }, u64::MAX).await.unwrap();
         }
     }
 
@@ -148,8 +148,8 @@ impl Bench {
 
     async fn our_claims(&self, queue: &RunQueue) {
         for pod in 0..CLAIMS {
-            let mut worker =
-                Worker::new(self.server.server(), &queue.keys().work, &queue.keys().group, pod_name(pod));
+            queue.hand_out(&[pod_name(pod)]).await.unwrap();
+            let mut worker = Worker::new(self.server.server(), &queue.keys().work, &pod_name(pod));
             worker.claim(Duration::from_millis(1)).await.unwrap().expect("a file");
         }
     }

@@ -1,6 +1,7 @@
 //! The canary: after a failure of the storage the claimer reads one byte of an object that could be read before. That tells a
 //! single bad object from a storage that is down.
 
+use std::fs;
 use std::time::Duration;
 
 use http::Method;
@@ -73,9 +74,25 @@ async fn without_a_canary_nothing_is_claimed_about_the_storage() {
         bench.set("S3_CANARY_KEY", none);
         assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), None), "canary {none:?}");
     }
-    // One that was deleted since proves nothing either.
-    bench.set("S3_CANARY_KEY", "never stored");
+    // Those that were deleted since prove nothing either.
+    bench.set("S3_CANARY_KEY", "never stored\nnor this");
     assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), None));
+}
+
+#[tokio::test]
+async fn a_canary_that_was_deleted_gives_way_to_one_that_is_there() {
+    let (mut bench, proxy) = with_canary().await;
+    bench.set("S3_CANARY_KEY", "deleted\nbad\ngood\nolder");
+    proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), Some(true)));
+    let asked = |key: &str| proxy.seen().iter().filter(|line| line.contains(key)).count();
+    assert_eq!((asked("/deleted"), asked("/good"), asked("/older")), (1, 1, 0), "{:?}", proxy.seen());
+    proxy.inject(Rule::every(Fault::Forbidden, "/good"));
+    assert_eq!(
+        ended_as(&bench.claim().await),
+        (Err(Exit::NoAccess), Some(false)),
+        "what is there is refused"
+    );
 }
 
 #[tokio::test]
@@ -151,8 +168,9 @@ async fn a_failed_upload_looks_up_the_last_result() {
     proxy.inject(Rule::every(Fault::InternalError, "/good"));
     assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), Some(false)));
 
-    // The name of the very result that fails.
-    bench.set("SINK_S3_CANARY_KEY", "out/day 1/ü\n.mp4/bad");
+    // The name of the very result that fails. A name with a line break is never a canary.
+    fs::write(bench.workspace().join("input.source_uri"), format!("s3://{BUCKET}/in/day 2.mp4")).unwrap();
+    bench.set("SINK_S3_CANARY_KEY", "out/day 2.mp4/bad");
     assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), None));
 }
 
@@ -162,6 +180,7 @@ async fn a_canary_whose_service_does_not_answer_in_time_keeps_sigterm_short() {
     bench.set("S3_MAX_ATTEMPTS", "1");
     proxy.inject(Rule::every(Fault::InternalError, "/bad"));
     proxy.inject(Rule::every(Fault::Stuck, "/good"));
+    bench.hand_out("pod-1").await.unwrap();
     let mut child = bench.command().spawn().unwrap();
     tests::eventually("the canary is asked for", || async {
         proxy.seen().iter().any(|line| line.contains("/good"))

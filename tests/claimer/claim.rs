@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use queue::{Ending, Failure, Retention, RetryPolicy, Settlement, Verdict, Worker};
+use queue::{Failure, RetryPolicy, Settlement, Verdict, Worker};
 use tests::eventually;
 use tests::valkey::Options;
 
@@ -15,7 +15,6 @@ pub const AT_ONCE: RetryPolicy = RetryPolicy {
     backoff_max: Duration::ZERO,
     keep_results: 0,
 };
-const KEEP: Retention = Retention { details: Duration::from_secs(60), ledger: None };
 
 /// A reply that was lost, or a container that was restarted, must not claim a second file.
 #[tokio::test]
@@ -23,8 +22,8 @@ async fn a_restarted_claimer_gets_its_own_pending_file_again() {
     let bench = Bench::start().await;
     let files = vec![bench.store("first", b"1").await, bench.store("second", b"2").await];
     bench.enqueue(files).await;
-    let keys = bench.queue.keys();
-    let mut lost = Worker::new(bench.valkey.server(), &keys.work, &keys.group, "pod-1");
+    bench.hand_out("pod-1").await.unwrap();
+    let mut lost = Worker::new(bench.valkey.server(), &bench.queue.keys().work, "pod-1");
     assert_eq!(lost.claim(Duration::from_millis(50)).await.unwrap().unwrap().file.key, "first");
     for _ in 0..2 {
         bench.claim().await.assert_ok();
@@ -99,6 +98,7 @@ async fn a_user_that_stays_missing_is_given_up() {
 async fn valkey_may_be_away_for_a_while() {
     let mut bench = Bench::start_with(Options { persistent: true, ..Options::default() }).await;
     bench.offer("a", b"x").await;
+    bench.hand_out("pod-1").await.unwrap();
     bench.valkey.kill();
     let mut command = bench.command();
     let child = command.spawn().unwrap();
@@ -120,28 +120,13 @@ async fn valkey_that_stays_away_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_closed_run_ends_its_claimers() {
-    let bench = Bench::start().await;
-    bench.enqueue(Vec::new()).await;
-    let mut command = bench.command();
-    let run = bench.run(&mut command);
-    let close = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        bench.queue.close(Ending::Abort { reason: "enough" }, "{}", &KEEP).await.unwrap();
-    };
-    let (waiting, _) = tokio::join!(run, close);
-    waiting.assert_failed(13, &["RunClosed"]);
-    bench.claim().await.assert_failed(13, &["RunClosed"]);
-}
-
-#[tokio::test]
-async fn an_entry_or_a_stream_of_another_version_is_called_so() {
+async fn an_entry_or_an_inbox_of_another_version_is_called_so() {
     let bench = Bench::start().await;
     let work = &bench.queue.keys().work;
     bench.valkey.raw(redis::cmd("XADD").arg(work).arg("*").arg("path").arg("a")).await;
     bench.claim().await.assert_failed(22, &["QueueBroken", "no field file"]);
     bench.assert_no_input();
-    bench.valkey.raw(redis::cmd("SET").arg(work).arg("a list of files")).await;
+    bench.valkey.raw(redis::cmd("SET").arg(bench.queue.keys().inbox("pod-1")).arg("a list of files")).await;
     bench.claim().await.assert_failed(22, &["QueueBroken", "WRONGTYPE"]);
     bench.assert_no_input();
 }

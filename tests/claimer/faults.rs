@@ -193,6 +193,7 @@ async fn sigterm_ends_a_fetch_at_once() {
     let (bench, proxy) = faulty().await;
     bench.offer("a", b"x").await;
     proxy.inject(Rule::every(Fault::Slow(Duration::from_secs(60)), "/a"));
+    bench.hand_out("pod-1").await.unwrap();
     let mut child = bench.command().spawn().unwrap();
     eventually("the object is asked for", || async { !proxy.seen().is_empty() }).await;
     let (start, pid) = (Instant::now(), child.id().unwrap().to_string());

@@ -55,7 +55,7 @@ impl Bench {
                 Opened::Created(queue) => queue,
                 _ => panic!("a new server has no queue"),
             };
-        let user = WorkerUser::generate(&run, "uid-1").unwrap();
+        let user = WorkerUser::generate(&run, "uid-1", queue::Rights::Claim).unwrap();
         user.ensure(&valkey.connect()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("ws")).unwrap();
@@ -91,7 +91,7 @@ impl Bench {
     }
 
     pub async fn enqueue(&self, files: Vec<File>) {
-        let page = Page { after: String::new(), next: None, files };
+        let page = Page { after: String::new(), next: None, files, skipped: 0 };
         self.queue.enqueue(&page, u64::MAX).await.unwrap();
     }
 
@@ -103,7 +103,7 @@ impl Bench {
 
     pub async fn enqueue_next(&self, file: File, page: usize) {
         let after = if page == 0 { String::new() } else { format!("page {page}") };
-        let page = Page { after, next: Some(format!("page {}", page + 1)), files: vec![file] };
+        let page = Page { after, next: Some(format!("page {}", page + 1)), files: vec![file], skipped: 0 };
         self.queue.enqueue(&page, u64::MAX).await.unwrap();
     }
 
@@ -131,9 +131,21 @@ impl Bench {
         tests::eventually("the claimer waits", || async {
             let mut clients = redis::cmd("CLIENT");
             let value = self.valkey.raw(clients.arg("LIST")).await;
-            format!("{value:?}").contains("cmd=xreadgroup")
+            format!("{value:?}").contains("cmd=xread ")
         })
         .await;
+    }
+
+    /// Gives a pod a file, as the operator does; none if there is no file, or no Valkey.
+    pub async fn hand_out(&self, pod: &str) -> Option<()> {
+        let served = self.queue.hand_out(&[pod.to_owned()]).await.unwrap_or_default();
+        (!served.is_empty()).then_some(())
+    }
+
+    fn pod_of(&self, command: &Command) -> String {
+        let set = command.as_std().get_envs().find(|(name, _)| *name == "CONSUMER_NAME");
+        let set = set.and_then(|(_, value)| value?.to_str()).map(str::to_owned);
+        set.unwrap_or_else(|| self.env["CONSUMER_NAME"].clone())
     }
 
     pub async fn publish(&self) -> Ended {
@@ -144,12 +156,25 @@ impl Bench {
     pub async fn run(&self, command: &mut Command) -> Ended {
         let log = self.folder.path().join("termination-log");
         fs::write(&log, "").unwrap();
+        let pod = self.pod_of(command);
+        let operator = self.hand_out(&pod).await.is_none().then(|| {
+            let (queue, pod) = (self.queue.clone(), pod.clone());
+            tokio::spawn(async move {
+                // As long as the pod has nothing, and for no longer than the claimer may take.
+                while queue.hand_out(std::slice::from_ref(&pod)).await.is_ok_and(|served| served.is_empty()) {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            })
+        });
         let started = Instant::now();
         let child = command.spawn().unwrap();
         let pid = child.id().unwrap();
         let watch = tokio::spawn(peak_memory(pid));
         let output = tokio::time::timeout(Duration::from_secs(120), child.wait_with_output()).await;
         let output = output.expect("the claimer ends").unwrap();
+        if let Some(operator) = operator {
+            operator.abort();
+        }
         let ended = Ended {
             code: output.status.code().unwrap_or(-1),
             stderr: String::from_utf8(output.stderr).unwrap() + &String::from_utf8(output.stdout).unwrap(),
@@ -227,7 +252,6 @@ fn environment(
     let server = valkey.server();
     let mut env = BTreeMap::from([
         ("STREAM", queue.keys().work.clone()),
-        ("GROUP", queue.keys().group.clone()),
         ("VALKEY_URL", server.url),
         ("VALKEY_USERNAME", user.name.clone()),
         ("VALKEY_PASSWORD", user.password.reveal().to_owned()),

@@ -101,6 +101,7 @@ async fn a_claimer_that_is_told_to_stop_says_which_file_it_has() {
     let (bench, proxy) = faulty().await;
     bench.offer("a", b"x").await;
     proxy.inject(Rule::every(Fault::Slow(Duration::from_secs(60)), "/a"));
+    bench.hand_out("pod-1").await.unwrap();
     let mut child = bench.command().spawn().unwrap();
     eventually("the object is asked for", || async { !proxy.seen().is_empty() }).await;
     let pid = child.id().unwrap().to_string();

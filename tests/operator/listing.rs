@@ -53,7 +53,7 @@ impl Bench {
     }
 
     fn bounds(&self) -> Bounds<'_> {
-        Bounds { turns: &self.turns, max_files: None, high_water: u64::MAX }
+        Bounds { turns: &self.turns, namespace: "team-a", max_files: None, high_water: u64::MAX }
     }
 
     async fn listed(&self) -> Listing {
@@ -112,12 +112,8 @@ async fn every_file_is_queued_as_it_is_listed_and_progress_is_told() {
     assert_eq!((total, told.into_inner()), (FILES as u64, vec![1_000, 2_000, FILES as u64]));
     bench.assert_every_file_once().await;
     // What a worker gets is what was listed.
-    let mut worker = queue::Worker::new(
-        bench.valkey.server(),
-        &bench.queue.keys().work,
-        &bench.queue.keys().group,
-        "pod-1".to_owned(),
-    );
+    bench.queue.hand_out(&["pod-1".to_owned()]).await.unwrap();
+    let mut worker = queue::Worker::new(bench.valkey.server(), &bench.queue.keys().work, "pod-1");
     let File { key: first, size, etag } = worker.claim(Duration::from_secs(1)).await.unwrap().unwrap().file;
     assert_eq!((first, size), (key(0), 0));
     assert_eq!(etag, "\"d41d8cd98f00b204e9800998ecf8427e\"");
@@ -147,6 +143,7 @@ async fn files_that_no_run_can_process_are_reported_and_the_others_are_queued() 
     list_into(&bench.queue, &lister, bench.listed().await, bench.bounds(), progress).await.unwrap();
     assert_eq!(reported.into_inner(), [(2, 1), (3, 1)]);
     assert_eq!(bench.queued().await.into_keys().collect::<Vec<_>>(), ["a", "c", "e"]);
+    assert_eq!(bench.queue.stats().await.unwrap().skipped, 2, "the next operator knows");
 }
 
 #[tokio::test]
@@ -189,11 +186,11 @@ async fn a_listing_pauses_at_the_high_water_without_a_turn_and_goes_on_below_hal
         // Long enough for the first page to be in the queue and the second one to be refused.
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert_eq!(bench.queue.stats().await.unwrap().total, 4, "the second page waits");
-        assert!(bench.turns.next().now_or_never().is_some(), "its turn is free");
+        assert!(bench.turns.next("team-a").now_or_never().is_some(), "its turn is free");
         let keys = bench.queue.keys();
         for _ in 0..3 {
-            let mut worker =
-                queue::Worker::new(bench.valkey.server(), &keys.work, &keys.group, "pod-1".to_owned());
+            bench.queue.hand_out(&["pod-1".to_owned()]).await.unwrap();
+            let mut worker = queue::Worker::new(bench.valkey.server(), &keys.work, "pod-1");
             let claim = worker.claim(Duration::from_secs(1)).await.unwrap().unwrap();
             let done = queue::Settlement {
                 entry: claim.entry,
@@ -249,7 +246,7 @@ async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
         let storage::ListedPage { files, next, .. } = lister.page(after).await.unwrap();
         let file = |file: storage::ListedFile| File { key: file.key, size: file.size, etag: file.etag };
         let files = files.into_iter().map(file).collect();
-        let page = queue::Page { after: after.to_owned(), next: next.clone(), files };
+        let page = queue::Page { after: after.to_owned(), next: next.clone(), files, skipped: 0 };
         queue.enqueue(&page, u64::MAX).await.unwrap();
         next.unwrap_or_default()
     };

@@ -76,7 +76,7 @@ async fn runs_that_start_together_have_few_pages_in_memory_and_valkey_answers_me
                 &queue,
                 lister,
                 from,
-                Bounds { turns, max_files: None, high_water: u64::MAX },
+                Bounds { turns, namespace: "team-a", max_files: None, high_water: u64::MAX },
                 |_: Progress| pages.queued(),
             )
             .await
@@ -103,8 +103,10 @@ async fn a_small_bucket_does_not_wait_for_the_end_of_a_large_one() {
     let (large, small, turns) = (service(200, &pages).await, service(1, &pages).await, Turns::new(1));
     let (large, small) = (lister(&large).await, lister(&small).await);
     let (one, other) = (open(&valkey, "large").await, open(&valkey, "small").await);
-    let (bounds, from) =
-        (Bounds { turns: &turns, max_files: None, high_water: u64::MAX }, Listing::UpTo(String::new()));
+    let (bounds, from) = (
+        Bounds { turns: &turns, namespace: "team-a", max_files: None, high_water: u64::MAX },
+        Listing::UpTo(String::new()),
+    );
     let large = list_into(&one, &large, from.clone(), bounds, |_| ());
     let small = async {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -112,4 +114,36 @@ async fn a_small_bucket_does_not_wait_for_the_end_of_a_large_one() {
     };
     let done = select(Box::pin(large), Box::pin(small)).await;
     assert!(matches!(done, futures::future::Either::Right((100, _))), "the small one waited");
+}
+
+/// The second page never comes, so that the listing waits for it without end, after a while in the lane of the slow ones.
+#[tokio::test]
+async fn a_page_that_is_queued_takes_no_room_while_the_next_one_is_awaited() {
+    let valkey = TestServer::start(Flavor::Valkey).await;
+    let server = Fake::start_slow(|request| {
+        let first = parameter(request, "start-after").is_empty();
+        async move {
+            if !first {
+                std::future::pending::<()>().await;
+            }
+            listed_page(Some("more"), &(0..100).map(|key| format!("{key:04}")).collect::<Vec<_>>())
+        }
+    })
+    .await;
+    let (lister, queue, turns) =
+        (lister(&server).await, open(&valkey, "waiting").await, Turns::with_room_for(2, 4));
+    let bounds = Bounds { turns: &turns, namespace: "team-a", max_files: None, high_water: u64::MAX };
+    let listing = list_into(&queue, &lister, Listing::UpTo(String::new()), bounds, |_| ());
+    let other = async {
+        tests::eventually("the next page is asked for", || async { server.requests().len() == 2 }).await;
+        tests::eventually("all room is free", || async {
+            let turn = turns.next("team-b").await;
+            let (one, two) = (turn.room_ahead(), turn.room_ahead());
+            one.is_some() && two.is_some()
+        })
+        .await;
+        queue.stats().await.unwrap().total
+    };
+    let done = select(Box::pin(listing), Box::pin(other)).await;
+    assert!(matches!(done, futures::future::Either::Right((100, _))), "the first page is queued");
 }

@@ -13,6 +13,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::client::Body;
 use kube::{Api, Client, Config};
 use serde_json::json;
@@ -25,12 +26,15 @@ use tokio::time::Instant;
 struct Counts {
     rounds: AtomicUsize,
     broke: AtomicUsize,
+    forgotten: Mutex<Vec<String>>,
 }
 
 impl Sink<Pod> for Counts {
     fn put(&self, _: Pod) {}
 
-    fn remove(&self, _: Pod) {}
+    fn forget(&self, pod: &ObjectMeta) {
+        self.forgotten.lock().unwrap().extend(pod.name.clone());
+    }
 
     fn listed(&self, _: &Listed) {
         self.rounds.fetch_add(1, Ordering::SeqCst);
@@ -74,6 +78,32 @@ async fn a_watch_that_falls_silent_is_asked_for_again_within_a_minute() {
         assert!(has("timeoutSeconds=50") && has("resourceVersion=7"), "{query}");
     }
     assert_eq!(counts.rounds.load(Ordering::SeqCst), 1, "it goes on where it was");
+}
+
+/// Neither pod fits its type, so that a watch knows nothing of them but their names.
+#[tokio::test]
+async fn the_deletion_of_an_object_that_cannot_be_read_is_noticed_at_once() {
+    let server = tower::service_fn(|request: Request<Body>| {
+        let watched = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        let body: BoxBody<Bytes, Infallible> = if watched {
+            let event = |kind: &str, name: &str| {
+                let pod = json!({"apiVersion": "v1", "kind": "Pod", "spec": 5,
+                    "metadata": {"name": name, "namespace": "default", "resourceVersion": "8"}});
+                Ok(Frame::data(Bytes::from(format!("{}\n", json!({"type": kind, "object": pod})))))
+            };
+            let events = [event("MODIFIED", "changed"), event("DELETED", "deleted")];
+            let events = futures::StreamExt::chain(stream::iter(events), stream::pending());
+            StreamBody::new(events).boxed()
+        } else {
+            Full::new(list()).boxed()
+        };
+        async move { Ok::<_, Infallible>(Response::new(body)) }
+    });
+    let counts = Arc::new(Counts::default());
+    let api = Api::all(Client::new(server, "default"));
+    tokio::spawn(follow::objects::<Pod>(api, None, Arc::clone(&counts), || {}));
+    eventually("it is forgotten", || async { *counts.forgotten.lock().unwrap() == ["deleted"] }).await;
+    assert_eq!(counts.rounds.load(Ordering::SeqCst), 1, "without another list");
 }
 
 #[tokio::test]

@@ -1,18 +1,28 @@
 //! The workers' user: exactly what it needs, and put right when it is not.
 
-use queue::{Ensured, WorkerUser};
+use queue::{Ensured, Keys, Rights, WorkerUser};
 use tests::valkey::{Flavor, TestServer, patient};
 
 use super::{SHORT, queue_with, run_id, worker};
 
 #[tokio::test]
-async fn a_workers_user_may_claim_and_ping_and_nothing_else() {
+async fn a_workers_user_may_read_inboxes_and_ping_and_nothing_else() {
+    check_what_it_may_do(Rights::Claim).await;
+}
+
+#[tokio::test]
+async fn the_user_of_workers_that_process_many_files_may_also_say_what_became_of_them() {
+    check_what_it_may_do(Rights::Serve).await;
+}
+
+async fn check_what_it_may_do(rights: Rights) {
     for flavor in Flavor::ALL {
         let server = TestServer::start(flavor).await;
         let queue = queue_with(&server, "acl", &["a"]).await;
-        let user = WorkerUser::generate(&run_id("acl"), "uid-1").unwrap();
+        let user = WorkerUser::generate(&run_id("acl"), "uid-1", rights).unwrap();
         user.ensure(&server.connect()).await.unwrap();
         let login = server.server().with_user(&user.name, user.password.clone());
+        queue.hand_out(&["pod".into()]).await.unwrap();
         let claimed = worker(login, &queue, "pod").claim(SHORT).await.unwrap().unwrap();
 
         let url = server.server().url.replace(
@@ -24,7 +34,23 @@ async fn a_workers_user_may_claim_and_ping_and_nothing_else() {
         redis::cmd("PING").query_async::<String>(&mut client).await.unwrap();
         let (work, group, entry) =
             (queue.keys().work.as_str(), queue.keys().group.as_str(), claimed.entry.as_str());
+        let inbox = &queue.keys().inbox("pod");
+        let (states, meta) = (queue.keys().states.as_str(), queue.keys().meta.as_str());
+        let of_another_run = &Keys::of(&run_id("another")).states;
+        let say = redis::cmd("HSET").arg(&[states, entry, "pod started"]).clone();
+        let said = say.query_async::<redis::Value>(&mut client).await;
+        assert_eq!(said.is_ok(), rights == Rights::Serve, "{said:?}");
         for words in [
+            vec!["HGET", states, entry],
+            vec!["HGETALL", states],
+            vec!["HDEL", states, entry],
+            vec!["DEL", states],
+            vec!["HSET", of_another_run, "x", "y"],
+            vec!["HSET", meta, "succeeded", "1000"],
+            vec!["XREADGROUP", "GROUP", group, "pod", "STREAMS", work, ">"],
+            vec!["XREADGROUP", "GROUP", group, "pod", "STREAMS", inbox, ">"],
+            vec!["XADD", inbox, "*", "file", "x"],
+            vec!["XDEL", inbox, entry],
             vec!["XACK", work, group, entry],
             vec!["XADD", work, "*", "file", "x"],
             vec!["XDEL", work, entry],
@@ -60,7 +86,7 @@ async fn a_user_that_was_tampered_with_is_put_right() {
     for flavor in Flavor::ALL {
         let server = TestServer::start(flavor).await;
         let connection = server.connect();
-        let user = WorkerUser::generate(&run_id("tampered"), "uid-1").unwrap();
+        let user = WorkerUser::generate(&run_id("tampered"), "uid-1", Rights::Claim).unwrap();
         assert!(!user.is_present(&connection).await.unwrap());
         assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Restored);
         assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Present);
@@ -80,7 +106,7 @@ async fn a_user_that_was_tampered_with_is_put_right() {
             assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Restored, "{change:?}");
             assert!(user.is_present(&connection).await.unwrap(), "{change:?} is not undone");
         }
-        let other = WorkerUser::generate(&run_id("tampered"), "uid-1").unwrap();
+        let other = WorkerUser::generate(&run_id("tampered"), "uid-1", Rights::Claim).unwrap();
         assert!(!other.is_present(&connection).await.unwrap(), "another password is another user");
     }
 }
@@ -90,11 +116,11 @@ async fn a_removed_user_gets_in_no_more_and_removing_it_again_is_fine() {
     let server = TestServer::start(Flavor::Valkey).await;
     let connection = server.connect();
     let queue = queue_with(&server, "removed", &["a"]).await;
-    let user = WorkerUser::generate(&run_id("removed"), "uid-1").unwrap();
+    let user = WorkerUser::generate(&run_id("removed"), "uid-1", Rights::Claim).unwrap();
     user.ensure(&connection).await.unwrap();
     let login = server.server().with_user(&user.name, user.password.clone());
     let mut pod = worker(login, &queue, "pod");
-    pod.claim(SHORT).await.unwrap();
+    assert_eq!(pod.claim(SHORT).await.unwrap(), None, "it may ask, and was given nothing");
     WorkerUser::remove(&connection, &run_id("removed"), "uid-1").await.unwrap();
     WorkerUser::remove(&connection, &run_id("removed"), "uid-1").await.unwrap();
     assert!(pod.claim(SHORT).await.is_err(), "the open connection was ended");
@@ -104,7 +130,7 @@ async fn a_removed_user_gets_in_no_more_and_removing_it_again_is_fine() {
 #[tokio::test]
 async fn passwords_show_nowhere() {
     let server = TestServer::start(Flavor::Valkey).await;
-    let user = WorkerUser::generate(&run_id("secret"), "uid-1").unwrap();
+    let user = WorkerUser::generate(&run_id("secret"), "uid-1", Rights::Claim).unwrap();
     let mut slow = redis::cmd("CONFIG");
     server.raw(slow.arg("SET").arg("slowlog-log-slower-than").arg(0)).await;
     user.ensure(&server.connect()).await.unwrap();

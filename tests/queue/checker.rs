@@ -2,10 +2,10 @@
 //! crashes, lost replies, dying pods and decisions that are carried out long after they were made. Random histories
 //! sample this space; here nothing of it is left out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stateright::{Checker, Model, Property};
-use tests::model::{Enqueued, EntryNo, Fate, FileNo, ModelQueue, Pod, Policy, Verdict};
+use tests::model::{Enqueued, EntryNo, Fate, FileNo, ModelQueue, Pod, Policy, State, Verdict};
 
 const OPERATORS: usize = 2;
 
@@ -18,12 +18,14 @@ struct Protocol {
     high_water: usize,
     /// Whether pods are disrupted, and not only killed.
     disruptions: bool,
-    /// How many requests of workers whose connection broke are still served.
+    /// How many files pods get past their inbox: those of older versions ask for files themselves.
     ghosts: u8,
     /// How many files are read with NOACK, by a worker that then forgets them.
     thefts: u8,
     /// Whether operators may abort the run.
     abort: bool,
+    /// How many files a pod holds. More than one: it processes many, and says what became of each.
+    slots: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +38,8 @@ struct World {
     /// What really happened, beyond the queue's own knowledge.
     processed: BTreeSet<FileNo>,
     succeeded: Vec<FileNo>,
+    /// What pods that serve have read, and whether it is reported.
+    read: BTreeMap<(Pod, EntryNo), (FileNo, bool)>,
 }
 
 /// What an operator knows and is about to do. Between deciding and doing anything may happen.
@@ -59,14 +63,14 @@ enum Plan {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum PodState {
-    /// Started, holds nothing as far as it knows.
-    Started,
-    /// Has found that it holds nothing, and waits for a file.
+    /// Waits for a file.
     Waiting,
     /// Knows its file and works on it.
     Working(EntryNo, FileNo),
     /// Ended, with a result.
     Ended(EntryNo, Verdict),
+    /// Processes what is in its inbox, one file after the other, and reports.
+    Serving,
     /// Killed: its node is gone, or it was evicted.
     Dead,
 }
@@ -79,20 +83,21 @@ enum Action {
     },
     /// An operator restarts: its plan is forgotten and its cursor read again.
     Crash(usize),
-    /// The first half of a claim: what do I hold?
-    AskOwn {
-        pod: Pod,
-    },
-    /// The second half: a file is handed out, and the first that is held is read.
-    AskNew {
-        pod: Pod,
-        reply_lost: bool,
-    },
-    /// A request from before is served, and its reply is lost.
+    /// An operator gives a pod a file, whatever it believes about the pod.
+    HandOut(Pod),
+    /// A pod reads its inbox. A lost reply changes nothing.
+    Claim(Pod),
+    /// A pod gets a file past its inbox, and does not know of it.
     Ghost(Pod),
     /// A file is handed out, and no holder is remembered.
     Steal,
     End(Pod, Verdict),
+    /// A pod that serves reports a file that it once read, which it may no longer hold.
+    Report(Pod, EntryNo, FileNo, State),
+    /// An operator takes all reports.
+    Take,
+    /// An operator settles a file whose end was reported, as it judges.
+    PlanReported(usize, EntryNo),
     Kill(Pod),
     PlanSettle(usize, Pod),
     PlanReclaim(usize, EntryNo),
@@ -124,9 +129,13 @@ impl Model for Protocol {
             thefts: self.thefts,
             queue: ModelQueue::default(),
             operators: Default::default(),
-            pods: vec![PodState::Started; self.pods as usize],
+            pods: vec![
+                if self.slots > 1 { PodState::Serving } else { PodState::Waiting };
+                self.pods as usize
+            ],
             processed: BTreeSet::new(),
             succeeded: Vec::new(),
+            read: BTreeMap::new(),
         }]
     }
 
@@ -152,6 +161,11 @@ impl Model for Protocol {
                     actions.push(Action::PlanSettle(operator, pod as Pod));
                 }
             }
+            for (entry, (_, state)) in &world.queue.states {
+                if *state == State::Other && world.queue.pending.contains_key(entry) {
+                    actions.push(Action::PlanReported(operator, *entry));
+                }
+            }
             for (entry, pod) in &world.queue.pending {
                 // Whether a pod is alive is a guess: a node that is cut off may be working.
                 actions.push(Action::PlanReclaim(operator, *entry));
@@ -172,14 +186,8 @@ impl Model for Protocol {
         for (pod, state) in world.pods.iter().enumerate() {
             let pod = pod as Pod;
             match state {
-                PodState::Started if !world.queue.closed => {
-                    actions.push(Action::AskOwn { pod });
-                    actions.push(Action::Kill(pod));
-                }
                 PodState::Waiting if !world.queue.closed => {
-                    for reply_lost in [false, true] {
-                        actions.push(Action::AskNew { pod, reply_lost });
-                    }
+                    actions.push(Action::Claim(pod));
                     actions.push(Action::Kill(pod));
                 }
                 PodState::Working(..) => {
@@ -192,11 +200,30 @@ impl Model for Protocol {
                     }
                     actions.push(Action::Kill(pod));
                 }
-                PodState::Started | PodState::Waiting | PodState::Ended(..) | PodState::Dead => {}
+                PodState::Serving => {
+                    if !world.queue.closed {
+                        actions.push(Action::Claim(pod));
+                    }
+                    let unreported =
+                        world.read.iter().filter(|((reader, _), (_, done))| *reader == pod && !done);
+                    for ((_, entry), (file, _)) in unreported {
+                        for state in [State::Succeeded, State::Other] {
+                            actions.push(Action::Report(pod, *entry, *file, state));
+                        }
+                    }
+                    actions.push(Action::Kill(pod));
+                }
+                PodState::Waiting | PodState::Ended(..) | PodState::Dead => {}
+            }
+            if !world.queue.closed {
+                actions.push(Action::HandOut(pod));
             }
             if world.ghosts > 0 && *state != PodState::Dead && !world.queue.closed {
                 actions.push(Action::Ghost(pod));
             }
+        }
+        if !world.queue.states.is_empty() {
+            actions.push(Action::Take);
         }
         if world.thefts > 0 && !world.queue.closed {
             actions.push(Action::Steal);
@@ -221,19 +248,18 @@ impl Model for Protocol {
             Action::Crash(operator) => {
                 next.operators[operator] = Operator { cursor: next.queue.cursor, plan: None };
             }
-            Action::AskOwn { pod } => {
-                next.pods[pod as usize] = match next.queue.own(pod) {
-                    Some((entry, message)) => PodState::Working(entry, message.file),
-                    None => PodState::Waiting,
-                };
+            Action::HandOut(pod) => {
+                next.queue.fill(pod, self.slots, |_| true);
             }
-            Action::AskNew { pod, reply_lost } => {
-                next.queue.deliver(pod, |_| true)?;
-                // A worker that got no answer starts again.
-                next.pods[pod as usize] = match next.queue.own(pod) {
-                    Some((entry, message)) if !reply_lost => PodState::Working(entry, message.file),
-                    _ => PodState::Started,
-                };
+            Action::Claim(pod) => {
+                if next.pods[pod as usize] == PodState::Serving {
+                    for (entry, message) in next.queue.inbox(pod) {
+                        next.read.entry((pod, entry)).or_insert((message.file, false));
+                    }
+                    return (next != *world).then_some(next);
+                }
+                let (entry, message) = next.queue.claim(pod)?;
+                next.pods[pod as usize] = PodState::Working(entry, message.file);
             }
             Action::Ghost(pod) => {
                 next.queue.deliver(pod, |_| true)?;
@@ -249,6 +275,18 @@ impl Model for Protocol {
                 if verdict == Verdict::Succeeded {
                     next.processed.insert(file);
                 }
+            }
+            Action::Report(pod, entry, file, state) => {
+                next.read.insert((pod, entry), (file, true));
+                if state == State::Succeeded {
+                    next.processed.insert(file);
+                }
+                next.queue.report(entry, pod, state);
+            }
+            Action::Take => next.succeeded.extend(next.queue.take_reports(self.policy)),
+            Action::PlanReported(operator, entry) => {
+                let (pod, _) = next.queue.states[&entry];
+                next.operators[operator].plan = Some(Plan::Settle(entry, pod, Verdict::Failed));
             }
             Action::Kill(pod) => next.pods[pod as usize] = PodState::Dead,
             Action::PlanSettle(operator, pod) => {
@@ -275,6 +313,8 @@ impl Model for Protocol {
                 next.queue.promote();
             }
         }
+        // What was reported of an entry that is gone is over.
+        next.read.retain(|(_, entry), (_, reported)| !*reported || next.queue.work.contains_key(entry));
         (next != *world).then_some(next)
     }
 
@@ -289,6 +329,11 @@ impl Model for Protocol {
                 places.extend(queue.dlq.iter().map(|message| message.file));
                 let distinct: BTreeSet<FileNo> = places.iter().copied().collect();
                 distinct.len() == places.len() && places.len() == queue.total as usize
+            }),
+            Property::always("what is in an inbox is held by its pod", |_, world: &World| {
+                let queue = &world.queue;
+                let held = |pod: &Pod, entry: &EntryNo| queue.pending.get(entry) == Some(pod);
+                queue.inboxes.iter().all(|(pod, inbox)| inbox.iter().all(|entry| held(pod, entry)))
             }),
             Property::always("no file counts as succeeded that was not processed", |_, world: &World| {
                 world.succeeded.iter().all(|file| world.processed.contains(file))
@@ -407,6 +452,7 @@ const PLAIN: Protocol = Protocol {
     ghosts: 0,
     thefts: 0,
     abort: false,
+    slots: 1,
 };
 
 #[test]
@@ -431,7 +477,7 @@ fn every_interleaving_of_a_listing_that_pauses_is_safe() {
 }
 
 #[test]
-fn every_interleaving_with_requests_that_are_served_late_is_safe() {
+fn every_interleaving_with_files_that_bypass_an_inbox_is_safe() {
     explore(Protocol { ghosts: 1, ..PLAIN });
 }
 
@@ -443,4 +489,14 @@ fn every_interleaving_with_an_abort_is_safe() {
 #[test]
 fn every_interleaving_with_files_that_have_no_holder_is_safe() {
     explore(Protocol { policy: Policy { max_attempts: 1, ..POLICY }, thefts: 1, ..PLAIN });
+}
+
+#[test]
+fn every_interleaving_of_pods_that_process_many_files_is_safe() {
+    explore(Protocol { pages: &[&[1]], slots: 2, ..PLAIN });
+}
+
+#[test]
+fn every_interleaving_of_reports_with_an_abort_is_safe() {
+    explore(Protocol { pages: &[&[1]], slots: 2, abort: true, ..PLAIN });
 }

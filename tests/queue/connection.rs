@@ -24,6 +24,7 @@ async fn tls_works_with_the_ca_and_is_refused_without_it() {
         assert!(server.server().url.starts_with("rediss://"));
         let queue = queue_with(&server, "tls", &["a"]).await;
         assert_eq!(counts(&queue).await, (1, 1, 0, 0, 0));
+        queue.hand_out(&["pod".into()]).await.unwrap();
         let claimed = worker(server.server(), &queue, "pod").claim(super::SHORT).await.unwrap();
         assert_eq!(claimed.unwrap().file.key, "a");
 

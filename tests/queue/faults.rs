@@ -18,8 +18,13 @@ async fn partial_listing_resumes_from_the_cursor_and_loses_nothing() {
     for flavor in Flavor::ALL {
         let server = TestServer::start(flavor).await;
         let run = run_id("listing");
-        let first = Page { after: String::new(), next: Some("b".into()), files: vec![file("a"), file("b")] };
-        let second = Page { after: "b".into(), next: None, files: vec![file("c")] };
+        let first = Page {
+            after: String::new(),
+            next: Some("b".into()),
+            files: vec![file("a"), file("b")],
+            skipped: 1,
+        };
+        let second = Page { after: "b".into(), next: None, files: vec![file("c")], skipped: 0 };
 
         let queue = open(&server.connect(), &run).await;
         assert_eq!(queue.enqueue(&first, PLENTY).await.unwrap(), Enqueued::Added { total: 2 });
@@ -43,6 +48,7 @@ async fn partial_listing_resumes_from_the_cursor_and_loses_nothing() {
         assert_eq!(queue.enqueue(&second, PLENTY).await.unwrap(), Enqueued::Added { total: 3 });
         assert_eq!(queue.enqueue(&second, PLENTY).await.unwrap(), Enqueued::Superseded(Listing::Complete));
         assert_eq!(counts(&queue).await, (3, 3, 0, 0, 0));
+        assert_eq!(queue.stats().await.unwrap().skipped, 1, "a page that is sent twice skips its files once");
     }
 }
 
@@ -190,6 +196,7 @@ async fn counts_are_exact_although_the_lag_of_the_group_is_unknown() {
             after: after.into(),
             next: next.map(str::to_owned),
             files: (0..750).map(|number| file(format!("{after}-{number}"))).collect(),
+            skipped: 0,
         };
         queue.enqueue(&page("", Some("1")), PLENTY).await.unwrap();
         queue.enqueue(&page("1", None), PLENTY).await.unwrap();
@@ -267,12 +274,15 @@ async fn an_abort_takes_as_many_calls_as_it_needs() {
     for page in 0..2 {
         let files = (0..1000).map(|number| file(format!("{page}-{number}"))).collect();
         let after = if page == 0 { String::new() } else { page.to_string() };
-        queue.enqueue(&Page { after, next: Some((page + 1).to_string()), files }, PLENTY).await.unwrap();
+        queue
+            .enqueue(&Page { after, next: Some((page + 1).to_string()), files, skipped: 0 }, PLENTY)
+            .await
+            .unwrap();
     }
     let abort = || queue.close(Ending::Abort { reason: "Aborted" }, "", &KEEP);
     assert_eq!(abort().await.unwrap(), Closed::More { remaining: 1000 });
     assert_eq!(counts(&queue).await, (2000, 1000, 0, 0, 1000));
-    let more = Page { after: "2".into(), next: None, files: vec![file("late")] };
+    let more = Page { after: "2".into(), next: None, files: vec![file("late")], skipped: 0 };
     assert_eq!(queue.enqueue(&more, PLENTY).await.unwrap(), Enqueued::Superseded(Listing::Complete));
     assert!(matches!(abort().await.unwrap(), Closed::Closed(end) if end.counts.failed == 2000));
     assert!(
@@ -291,7 +301,10 @@ async fn a_dead_pod_behind_thousands_of_living_ones_is_found() {
             let files = (0..900).map(|number| file(format!("{page}-{number:04}"))).collect();
             let after = if page == 0 { String::new() } else { page.to_string() };
             queue
-                .enqueue(&Page { after, next: (page < 2).then(|| (page + 1).to_string()), files }, PLENTY)
+                .enqueue(
+                    &Page { after, next: (page < 2).then(|| (page + 1).to_string()), files, skipped: 0 },
+                    PLENTY,
+                )
                 .await
                 .unwrap();
         }
@@ -343,10 +356,11 @@ async fn a_restarted_server_forgets_the_workers_user_and_the_operator_restores_i
         let options = Options { password: Some("admin"), persistent: true, ..Options::default() };
         let mut server = TestServer::start_with(flavor, options).await;
         let queue = queue_with(&server, "restart", &["a", "b"]).await;
-        let user = queue::WorkerUser::generate(&run_id("restart"), "uid-1").unwrap();
+        let user = queue::WorkerUser::generate(&run_id("restart"), "uid-1", queue::Rights::Claim).unwrap();
         let connection = server.connect();
         assert_eq!(user.ensure(&connection).await.unwrap(), queue::Ensured::Restored);
         let mut pod = worker(server.server().with_user(&user.name, user.password.clone()), &queue, "pod");
+        queue.hand_out(&["pod".into()]).await.unwrap();
         let before = pod.claim(SHORT).await.unwrap().expect("a file");
 
         server.restart().await;
@@ -379,54 +393,30 @@ async fn a_workers_user_reads_no_other_run() {
         let server = TestServer::start(flavor).await;
         let (own, other) =
             (queue_with(&server, "own", &["a"]).await, queue_with(&server, "other", &["b"]).await);
-        let user = queue::WorkerUser::generate(&run_id("own"), "uid-1").unwrap();
+        let user = queue::WorkerUser::generate(&run_id("own"), "uid-1", queue::Rights::Claim).unwrap();
         user.ensure(&server.connect()).await.unwrap();
         let login = server.server().with_user(&user.name, user.password.clone());
+        for queue in [&own, &other] {
+            queue.hand_out(&["pod".into()]).await.unwrap();
+        }
         assert_eq!(worker(login.clone(), &own, "pod").claim(SHORT).await.unwrap().unwrap().file.key, "a");
         assert!(matches!(worker(login, &other, "pod").claim(SHORT).await, Err(Error::Denied { .. })));
-        assert_eq!(counts(&other).await, (1, 1, 0, 0, 0));
     }
 }
 
-/// A request of a worker whose connection broke while it waited is served all the same, and so is its next one.
-/// The worker processes the first of the two; the other is released, and counts neither as done nor as an attempt.
+/// A claimer of an older version asks for files itself, and may be served twice. The pod processes the first of the two; the
+/// other is released, and counts neither as done nor as an attempt.
 #[tokio::test]
-async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_released() {
+async fn a_pod_that_was_served_twice_processes_the_first_and_the_other_is_released() {
     for flavor in Flavor::ALL {
         let server = TestServer::start(flavor).await;
-        let queue = open(&server.connect(), &run_id("ghost")).await;
-        let keys = queue.keys().clone();
-        let url = server.server().url;
-        let ghost = tokio::spawn(async move {
-            let gives_up = tests::valkey::patient().set_response_timeout(Some(Duration::from_millis(500)));
-            let client = redis::Client::open(url).unwrap();
-            let mut client = client.get_multiplexed_async_connection_with_config(&gives_up).await.unwrap();
-            let mut command = redis::cmd("XREADGROUP");
-            command.arg("GROUP").arg(&keys.group).arg("pod").arg("COUNT").arg(1).arg("BLOCK").arg(60_000);
-            // The client gives up before the server does, as one that is cut off would.
-            let _ = command
-                .arg("STREAMS")
-                .arg(&keys.work)
-                .arg(">")
-                .query_async::<redis::Value>(&mut client)
-                .await;
-            std::future::pending::<()>().await;
-        });
-        let blocked = |number: u64| {
-            let server = &server;
-            async move {
-                let mut info = redis::cmd("INFO");
-                let info: String = redis::from_redis_value(server.raw(info.arg("clients")).await).unwrap();
-                info.contains(&format!("blocked_clients:{number}"))
-            }
-        };
-        tests::eventually("the ghost waits", || blocked(1)).await;
-        let mut pod = worker(server.server(), &queue, "pod");
-        let waiting = tokio::spawn(async move { pod.claim(Duration::from_secs(60)).await });
-        tests::eventually("the worker waits too", || blocked(2)).await;
-        queue.enqueue(&last_page(["first", "second"]), PLENTY).await.unwrap();
-
-        let claimed = waiting.await.unwrap().unwrap().unwrap();
+        let queue = queue_with(&server, "twice", &["first", "second"]).await;
+        for _ in 0..2 {
+            let mut ask = redis::cmd("XREADGROUP");
+            ask.arg("GROUP").arg(&queue.keys().group).arg("pod").arg("COUNT").arg(1);
+            server.raw(ask.arg("STREAMS").arg(&queue.keys().work).arg(">")).await;
+        }
+        let claimed = claim(&server, &queue, "pod").await;
         assert_eq!(claimed.file.key, "first");
         assert_eq!(claim(&server, &queue, "pod").await, claimed, "asking again gives the same answer");
         let held = queue.claims_of(&["pod".into()]).await.unwrap();
@@ -439,11 +429,31 @@ async fn a_worker_that_was_served_twice_processes_the_first_and_the_other_is_rel
         assert_eq!(counts(&queue).await, (2, 1, 0, 1, 0));
         let second = claim(&server, &queue, "other").await;
         assert_eq!((second.file.key.as_str(), second.attempts), ("second", 0));
-        ghost.abort();
     }
 }
 
-/// A worker may read its own stream, and no access rule keeps it from saying NOACK. What it
+/// What a pod finds in its inbox is always what it holds, whatever was left there.
+#[tokio::test]
+async fn an_inbox_that_was_lost_or_left_behind_is_filled_again() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = queue_with(&server, "inbox", &["a", "b"]).await;
+        let first = claim(&server, &queue, "pod").await;
+        let inbox = queue.keys().inbox("pod");
+        for break_it in [vec!["DEL", &inbox], vec!["XADD", &inbox, "0-1", "file", "of another queue"]] {
+            server.raw(redis::cmd("DEL").arg(&inbox)).await;
+            let mut command = redis::cmd(break_it[0]);
+            server.raw(command.arg(&break_it[1..])).await;
+            assert_eq!(claim(&server, &queue, "pod").await, first);
+        }
+        assert_eq!(counts(&queue).await, (2, 1, 1, 0, 0));
+        let mut left = redis::cmd("PTTL");
+        let left: i64 = redis::from_redis_value(server.raw(left.arg(&inbox)).await).unwrap();
+        assert!(left > 0, "it goes by itself in the end");
+    }
+}
+
+/// A claimer of an older version may read its run's stream, and no access rule keeps it from saying NOACK. What it
 /// takes in this way is found and queued again.
 #[tokio::test]
 async fn a_file_that_was_taken_without_a_trace_is_found_and_queued_again() {

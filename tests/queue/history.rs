@@ -10,9 +10,9 @@ use proptest::test_runner::{Config, TestRunner};
 use protocol::RunId;
 use queue::{
     Closed, Disruption, Ending, Enqueued, EntryId, Failure, Fate, Listing, Opened, Page, Pause, Pending,
-    RetryPolicy, RunQueue, Settlement, Verdict, Worker,
+    Reporter, ReportsLimit, RetryPolicy, RunQueue, Settlement, Verdict, Worker,
 };
-use redis::streams::{StreamRangeReply, StreamReadReply};
+use redis::streams::{StreamId, StreamRangeReply, StreamReadReply};
 use tests::model::{self, EntryNo, FileNo, ModelQueue, Pod};
 use tests::valkey::{Flavor, KEEP, TestServer};
 
@@ -23,6 +23,7 @@ use super::{file, open, open_as, run_id, worker};
 const HISTORIES: u32 = 1000;
 const PAGES: u32 = 3;
 const FILES_PER_PAGE: u32 = 3;
+const FILES: usize = (PAGES * FILES_PER_PAGE) as usize;
 const PODS: Pod = 4;
 const MAX_ATTEMPTS: u32 = 2;
 const MAX_DISRUPTIONS: u32 = 1;
@@ -40,18 +41,34 @@ enum Step {
         operator: usize,
         reply_lost: bool,
     },
-    /// A worker claims. If the reply is lost it does not know that it holds a file.
+    /// An operator gives pods files, until each holds so many.
+    HandOut {
+        operator: usize,
+        pods: BTreeSet<Pod>,
+        most: usize,
+    },
+    /// A worker says what became of a file that it, or another one, was given at any time.
+    Report {
+        claim: prop::sample::Index,
+        state: model::State,
+        by_another: bool,
+    },
+    /// An operator takes the reports.
+    Take {
+        operator: usize,
+    },
+    /// A worker reads its inbox. If the reply is lost it does not know that it holds a file.
     Claim {
         pod: Pod,
         reply_lost: bool,
     },
-    /// A request of a worker whose connection broke is served, and its reply is lost.
+    /// A claimer of an older version asks for a file itself, and its reply is lost.
     Ghost {
         pod: Pod,
     },
-    /// A worker reads a file with NOACK.
+    /// A file is read with NOACK.
     Steal,
-    /// A worker reads a file under a name that no pod can have.
+    /// A file is read under a name that no pod can have.
     ClaimAsImpossible,
     /// An operator reports claims: now, or after another one did, or the same one twice in one call, or as that of a pod that
     /// never held it.
@@ -104,6 +121,10 @@ fn verdict() -> impl Strategy<Value = model::Verdict> {
     ]
 }
 
+fn state() -> impl Strategy<Value = model::State> {
+    prop_oneof![Just(model::State::Started), Just(model::State::Succeeded), Just(model::State::Other)]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let operator = 0..2usize;
     let pod = 0..PODS;
@@ -111,6 +132,9 @@ fn step() -> impl Strategy<Value = Step> {
     let claim = any::<prop::sample::Index>();
     prop_oneof![
         4 => (operator.clone(), any::<bool>()).prop_map(|(operator, reply_lost)| Step::Enqueue { operator, reply_lost }),
+        6 => (operator.clone(), prop::collection::btree_set(pod.clone(), 1..4), 1..4usize).prop_map(|(operator, pods, most)| Step::HandOut { operator, pods, most }),
+        6 => (claim.clone(), state(), prop::bool::weighted(0.1)).prop_map(|(claim, state, by_another)| Step::Report { claim, state, by_another }),
+        3 => operator.clone().prop_map(|operator| Step::Take { operator }),
         8 => (pod, any::<bool>()).prop_map(|(pod, reply_lost)| Step::Claim { pod, reply_lost }),
         8 => (operator.clone(), prop::collection::vec((claim, verdict(), prop::bool::weighted(0.1)), 1..4)).prop_map(|(operator, claims)| Step::Settle { operator, claims }),
         1 => (0..PODS).prop_map(|pod| Step::Ghost { pod }),
@@ -155,6 +179,7 @@ struct World {
     connections: [queue::Connection; 2],
     operators: Vec<Operator>,
     workers: BTreeMap<Pod, Worker>,
+    reporter: Reporter,
     model: ModelQueue,
     entries: BTreeMap<EntryId, EntryNo>,
     /// Every claim that a worker learnt of, oldest first: what operators may report, however late.
@@ -194,7 +219,15 @@ fn page(number: u32) -> (Page, Vec<FileNo>) {
     let files: Vec<FileNo> = (0..FILES_PER_PAGE).map(|offset| number * FILES_PER_PAGE + offset).collect();
     let cursor = |number: u32| if number == 0 { String::new() } else { number.to_string() };
     let next = (number + 1 < PAGES).then(|| cursor(number + 1));
-    (Page { after: cursor(number), next, files: files.iter().map(|no| file(name_of(*no))).collect() }, files)
+    (
+        Page {
+            after: cursor(number),
+            next,
+            files: files.iter().map(|no| file(name_of(*no))).collect(),
+            skipped: 0,
+        },
+        files,
+    )
 }
 
 impl World {
@@ -208,12 +241,14 @@ impl World {
         let workers = (0..PODS)
             .map(|pod| (pod, worker(server.server(), &operators[0].queue, &pod_name(pod))))
             .collect();
+        let reporter = Reporter::new(server.server(), &operators[0].queue.keys().work);
         let delay = if history.backoff { BACKOFF } else { Duration::ZERO };
         Self {
             run,
             connections: connections.operators.clone(),
             operators,
             workers,
+            reporter,
             model: ModelQueue::default(),
             entries: BTreeMap::new(),
             claims: Vec::new(),
@@ -242,6 +277,13 @@ impl World {
     async fn take(&mut self, step: &Step) {
         match step {
             Step::Enqueue { operator, reply_lost } => self.enqueue(*operator, *reply_lost).await,
+            Step::HandOut { operator, pods, most } => self.hand_out(*operator, pods, *most).await,
+            Step::Report { claim, state, by_another } => {
+                if !self.claims.is_empty() {
+                    self.report(claim.index(self.claims.len()), *state, *by_another).await;
+                }
+            }
+            Step::Take { operator } => self.take_reports(*operator).await,
             Step::Claim { pod, reply_lost } => self.claim(*pod, *reply_lost).await,
             Step::Settle { operator, claims } => {
                 let known = self.claims.len();
@@ -390,23 +432,78 @@ impl World {
         }
     }
 
+    async fn hand_out(&mut self, operator: usize, pods: &BTreeSet<Pod>, most: usize) {
+        let names: Vec<String> = pods.iter().map(|pod| pod_name(*pod)).collect();
+        let served = self.operators[operator].queue.fill(&names, most).await;
+        let Some(served) = self.unless_closed(served) else { return };
+        for pod in pods {
+            let files = self.in_inbox(*pod).await;
+            let fits = |message: &model::Message| files.iter().any(|(_, file)| message.file == *file);
+            assert_eq!(self.model.fill(*pod, most, fits), served.contains(&pod_name(*pod)), "pod {pod}");
+            let expected: Vec<_> = self.model.inbox(*pod).collect();
+            for (entry, file) in files {
+                let (number, _) = expected.iter().find(|(_, message)| message.file == file).unwrap();
+                assert_eq!(*self.entries.entry(entry).or_insert(*number), *number);
+            }
+        }
+    }
+
+    /// The files that are in the inbox of a pod, in their order.
+    async fn in_inbox(&mut self, pod: Pod) -> Vec<(EntryId, FileNo)> {
+        let inbox = self.operators[0].queue.keys().inbox(&pod_name(pod));
+        let found: StreamRangeReply =
+            redis::cmd("XRANGE").arg(inbox).arg("-").arg("+").query_async(&mut self.raw).await.unwrap();
+        let file = |entry: &StreamId| number_of(&entry.get::<String>("file").unwrap());
+        found.ids.into_iter().map(|entry| (entry.id.clone().into(), file(&entry))).collect()
+    }
+
+    async fn report(&mut self, claim: usize, state: model::State, by_another: bool) {
+        let (entry, holder) = self.claims[claim].clone();
+        let pod = if by_another { (holder + 1) % PODS } else { holder };
+        let word = match state {
+            model::State::Started => "started",
+            model::State::Succeeded => "succeeded",
+            model::State::Other => "ended exit:1",
+        };
+        // The user of a closed run is gone, and cannot write.
+        if !self.model.closed {
+            let report = format!("{} {word}", pod_name(pod));
+            self.reporter.report(&[(entry.clone(), report)]).await.unwrap();
+            self.model.report(self.entries[&entry], pod, state);
+        }
+    }
+
+    async fn take_reports(&mut self, operator: usize) {
+        let limit = ReportsLimit { reports: 1_000, bytes: 1 << 20 };
+        let taken = self.operators[operator].queue.take(limit, &self.policy).await;
+        let Some(taken) = self.unless_closed(taken) else { return };
+        let files = self.model.take_reports(self.model_policy());
+        assert_eq!(taken.succeeded, files.len() as u64);
+        for file in files {
+            assert!(self.succeeded.insert(file), "a file succeeded twice");
+        }
+        let others = self.model.states.iter().filter(|(_, (_, state))| *state == model::State::Other);
+        let expected: BTreeSet<EntryNo> = others.map(|(entry, _)| *entry).collect();
+        let found: BTreeSet<EntryNo> =
+            taken.reports.iter().map(|reported| self.entries[&reported.entry]).collect();
+        assert_eq!(found, expected);
+    }
+
     async fn claim(&mut self, pod: Pod, reply_lost: bool) {
         if self.model.closed {
             return;
         }
-        // Waiting would only slow the test down when nothing is there.
-        let claimed = self.workers.get_mut(&pod).unwrap().claim(Duration::from_millis(1)).await.unwrap();
-        let Some(claimed) = claimed else {
-            assert_eq!(self.model.claim(pod, |_| true), None, "the server has no file for {pod}");
-            return;
-        };
-        let expected = self.model.claim(pod, |message| message.file == number_of(&claimed.file.key));
-        let (entry, message) = expected.unwrap_or_else(|| panic!("{claimed:?} should not be there"));
-        let learnt = (number_of(&claimed.file.key), claimed.attempts, claimed.disruptions);
-        assert_eq!((message.file, message.attempts, message.disruptions), learnt);
-        assert_eq!(*self.entries.entry(claimed.entry.clone()).or_insert(entry), entry);
-        if !reply_lost {
-            self.claims.push((claimed.entry, pod));
+        let expected: Vec<_> = self.model.inbox(pod).collect();
+        let held = self.workers.get_mut(&pod).unwrap().held(FILES).await.unwrap().claims;
+        assert_eq!(held.len(), expected.len(), "the inbox of {pod}: {held:?}");
+        for claimed in held {
+            let file = number_of(&claimed.file.key);
+            let (entry, message) = expected.iter().find(|(_, message)| message.file == file).unwrap();
+            assert_eq!((message.attempts, message.disruptions), (claimed.attempts, claimed.disruptions));
+            assert_eq!(*self.entries.entry(claimed.entry.clone()).or_insert(*entry), *entry);
+            if !reply_lost {
+                self.claims.push((claimed.entry, pod));
+            }
         }
     }
 
@@ -513,7 +610,7 @@ impl World {
     /// The server's counts are the model's, and every file is in exactly one place.
     async fn check(&mut self) {
         let stats = self.operators[0].queue.stats().await.unwrap();
-        let model = &self.model;
+        let model = self.model.clone();
         assert!(model.adds_up());
         let counts = [
             stats.total,
@@ -539,6 +636,12 @@ impl World {
         assert_eq!(stats.listing == Listing::Complete, model.listed);
         assert_eq!((stats.started, stats.paused.is_some()), (model.started, model.paused));
 
+        for pod in 0..PODS {
+            let found: BTreeSet<FileNo> =
+                self.in_inbox(pod).await.into_iter().map(|(_, file)| file).collect();
+            let expected: BTreeSet<FileNo> = self.model.inbox(pod).map(|(_, message)| message.file).collect();
+            assert_eq!(found, expected, "inbox of pod {pod}");
+        }
         let keys = self.operators[0].queue.keys().clone();
         let mut everywhere = redis::pipe();
         everywhere.cmd("XRANGE").arg(&keys.work).arg("-").arg("+");
@@ -580,6 +683,7 @@ impl World {
             if !self.model.retry.is_empty() {
                 self.take(&Step::Promote { operator: 0 }).await;
             }
+            self.take(&Step::HandOut { operator: 0, pods: [0].into(), most: 1 }).await;
             self.take(&Step::Claim { pod: 0, reply_lost: false }).await;
             if let Some((entry, _)) = self.claims.last().cloned()
                 && self.model.pending.contains_key(&self.entries[&entry])

@@ -9,8 +9,7 @@ use queue::{
 use tests::valkey::{Flavor, KEEP, Options, TestServer, owner};
 
 use super::{
-    AT_ONCE, PLENTY, SHORT, claim, counts, failed, file, last_page, open, open_as, queue_with, run_id,
-    settlement, worker,
+    AT_ONCE, PLENTY, claim, counts, failed, file, last_page, open, open_as, queue_with, run_id, settlement,
 };
 
 #[tokio::test]
@@ -41,10 +40,7 @@ async fn a_run_is_executed_once_and_remembered() {
         );
         let stats = queue.stats().await.unwrap();
         assert_eq!((stats.state, stats.succeeded, stats.failed), (State::Closed, 1, 1));
-        assert!(matches!(
-            worker(server.server(), &queue, "late").claim(SHORT).await,
-            Err(Error::Closed { .. })
-        ));
+        assert!(matches!(queue.hand_out(&["late".into()]).await, Err(Error::Closed { .. })));
 
         // Pruned and synced again: another object, the same run.
         for owner in ["uid-1", "uid-2"] {
@@ -167,7 +163,7 @@ async fn any_key_goes_in_and_comes_out_exactly() {
             .iter()
             .map(|key| File { key: (*key).into(), size: u64::MAX, etag: "W/\"a b\\\"".into() })
             .collect();
-        queue.enqueue(&Page { after: String::new(), next: None, files }, PLENTY).await.unwrap();
+        queue.enqueue(&Page { after: String::new(), next: None, files, skipped: 0 }, PLENTY).await.unwrap();
         let waits = RetryPolicy {
             max_attempts: 2,
             max_disruptions: 10,
@@ -198,7 +194,7 @@ async fn any_key_goes_in_and_comes_out_exactly() {
 }
 
 #[tokio::test]
-async fn a_consumer_is_forgotten_with_its_last_entry() {
+async fn a_consumer_and_its_inbox_are_forgotten_with_its_last_entry() {
     for flavor in Flavor::ALL {
         let server = TestServer::start(flavor).await;
         let queue = queue_with(&server, "consumers", &["a", "b"]).await;
@@ -212,6 +208,12 @@ async fn a_consumer_is_forgotten_with_its_last_entry() {
         )
         .unwrap();
         assert_eq!(consumers.len(), 1);
+        let all = keys(&server).await;
+        let inboxes: Vec<_> = all.iter().filter(|key| key.contains(":inbox:")).collect();
+        assert_eq!(inboxes, [&queue.keys().inbox("two")]);
+        assert_eq!(queue.hand_out(&["three".into()]).await.unwrap(), [""; 0], "there is no other file");
+        queue.close(Ending::Abort { reason: "enough" }, "", &KEEP).await.unwrap();
+        assert!(!keys(&server).await.iter().any(|key| key.contains(":inbox:")), "none is left");
     }
 }
 
@@ -255,15 +257,19 @@ async fn results_are_kept_when_asked_for_and_trimmed() {
 async fn a_page_that_cannot_be_resumed_is_refused() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = open(&server.connect(), &run_id("pages")).await;
-    let standing = Page { after: "a".into(), next: Some("a".into()), files: vec![file("b")] };
+    let standing = Page { after: "a".into(), next: Some("a".into()), files: vec![file("b")], skipped: 0 };
     let refused = queue.enqueue(&standing, PLENTY).await.unwrap_err();
     assert!(matches!(refused, Error::Page { .. }) && !refused.is_transient(), "{refused:?}");
     assert_eq!(
         refused.to_string(),
         "cannot queue a page of files: the next page begins where this one does, at \"a\""
     );
-    let long =
-        Page { after: String::new(), next: None, files: (0..1001).map(|n| file(n.to_string())).collect() };
+    let long = Page {
+        after: String::new(),
+        next: None,
+        files: (0..1001).map(|n| file(n.to_string())).collect(),
+        skipped: 0,
+    };
     let refused = queue.enqueue(&long, PLENTY).await.unwrap_err();
     assert_eq!(
         refused.to_string(),
@@ -322,9 +328,11 @@ async fn the_first_call_that_ends_a_run_decides_how() {
     assert_eq!(letters.iter().map(|letter| letter.reason.as_str()).collect::<Vec<_>>(), ["TimedOut"; 2]);
 
     let queue = queue_with(&server, "abort-then-finish", &["a", "b"]).await.with_batch(1);
+    claim(&server, &queue, "first").await;
+    let second = claim(&server, &queue, "second").await;
     queue.close(Ending::Abort { reason: "TimedOut" }, "timed out", &KEEP).await.unwrap();
-    let claimed = claim(&server, &queue, "pod").await;
-    queue.settle(&[settlement(&claimed.entry, "pod", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
+    assert!(queue.hand_out(&["late".into()]).await.unwrap().is_empty(), "an abort starts nothing more");
+    queue.settle(&[settlement(&second.entry, "second", Verdict::Succeeded)], &AT_ONCE).await.unwrap();
     let finished = queue.close(Ending::Finish, "succeeded", &KEEP).await.unwrap();
     assert!(matches!(finished, Closed::Closed(end) if end.outcome == "timed out"));
 }

@@ -1,14 +1,12 @@
 //! The limits that ship with Valkey, against a worker that abuses the credentials of its own run: the server stays below the
 //! memory of its container, and other runs go on. SECURITY.md says what these limits cannot stop.
 
-use std::time::Duration;
-
 use queue::{RunQueue, Server, Verdict, WorkerUser};
 use tests::valkey::{Flavor, Options, TestServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{AT_ONCE, SHORT, claim, counts, open, queue_with, run_id, settlement, worker};
+use super::{AT_ONCE, claim, counts, open, queue_with, run_id, settlement};
 
 /// What the StatefulSet runs with.
 const SHIPPED: Options = Options {
@@ -41,7 +39,7 @@ impl Attacked {
         let server = TestServer::start_with(flavor, SHIPPED).await;
         let queue = queue_with(&server, "attacker", files).await;
         let neighbour = queue_with(&server, "neighbour", &["a", "b", "c"]).await;
-        let user = WorkerUser::generate(&run_id("attacker"), "uid-1").unwrap();
+        let user = WorkerUser::generate(&run_id("attacker"), "uid-1", queue::Rights::Claim).unwrap();
         user.ensure(&server.connect()).await.unwrap();
         let login = server.server().with_user(&user.name, user.password.clone());
         Self { server, queue, login, neighbour }
@@ -177,53 +175,45 @@ async fn connections_that_never_read_are_closed_before_the_server_is_full() {
     }
 }
 
-/// The reply and the log of so many claims are made in one go; this is as many as the operator queues for one run.
+/// Each name would be kept past `maxmemory`, and written to the log once for every file.
 #[tokio::test]
-async fn taking_every_file_of_a_full_queue_at_once_fits_into_the_container() {
-    const HIGH_WATER: u32 = 100_000;
-    const FILL: &str = "for i = 1, tonumber(ARGV[1]) do redis.call('XADD', KEYS[1], '*', 'run', 'team-a.attacker', \
-        'file', 'cameras/entrance/2026-01-01/' .. string.format('%032d', i), 'attempts', '0', 'size', '123456', \
-        'etag', '\"d41d8cd98f00b204e9800998ecf8427e\"') end";
+async fn files_cannot_be_taken_under_a_name_of_a_megabyte() {
     for flavor in Flavor::ALL {
         let attacked = Attacked::start(flavor, &["x"]).await;
-        let mut fill = redis::cmd("EVAL");
-        attacked.server.raw(fill.arg(FILL).arg(1).arg(&attacked.queue.keys().work).arg(HIGH_WATER)).await;
-        let name = [b'p'; 253];
-        assert_eq!(attacked.take(&name, "1000000").await, "*1", "it gets them");
-        attacked.neighbour_goes_on("afterwards").await;
+        let before = attacked.info("used_memory_dataset").await;
+        let mut name = vec![b'p'; 1_000_000];
+        for number in 0..CONNECTIONS {
+            name.truncate(1_000_000);
+            name.extend_from_slice(number.to_string().as_bytes());
+            let answer = attacked.take(&name, "1000").await;
+            assert!(answer.starts_with("-NOPERM"), "{answer}");
+        }
+        let grown = attacked.info("used_memory_dataset").await.saturating_sub(before);
+        assert!(grown < 1 << 20, "the server keeps {grown} bytes of it");
+        assert_eq!(counts(&attacked.queue).await.1, 1, "the file waits");
+        attacked.neighbour_goes_on("meanwhile").await;
+        claim(&attacked.server, &attacked.queue, "honest").await;
         attacked.survived().await;
     }
 }
 
+/// A worker may wait for as many inboxes, of any name, as fit into a request.
 #[tokio::test]
-async fn files_that_were_taken_under_huge_names_are_queued_again() {
-    const FILES: usize = 40;
-    let files: Vec<String> = (0..FILES).map(|number| format!("file-{number}")).collect();
-    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+async fn waiting_for_inboxes_of_huge_names_takes_no_more_than_all_connections_may() {
     for flavor in Flavor::ALL {
-        let attacked = Attacked::start(flavor, &files).await;
-        // Half of them under one name, the others under a name each.
-        let half = FILES / 2;
-        for number in 0..=half {
-            let mut name = vec![b'p'; 1_000_000];
-            name.extend_from_slice(number.to_string().as_bytes());
-            let count = if number == 0 { half.to_string() } else { "1".to_owned() };
-            assert_eq!(attacked.take(&name, &count).await, "*1");
+        let attacked = Attacked::start(flavor, &["x"]).await;
+        let inbox = attacked.queue.keys().inbox(&"p".repeat(500_000));
+        let request = command(&[b"XREAD", b"BLOCK", b"600000", b"STREAMS", inbox.as_bytes(), b"0"]);
+        let mut streams = Vec::new();
+        for number in 0..2 * CONNECTIONS {
+            let mut stream = attacked.connect().await;
+            let _ = stream.write_all(&request).await;
+            streams.push(stream);
+            if number == CONNECTIONS {
+                attacked.neighbour_goes_on("meanwhile").await;
+            }
         }
-        assert_eq!(counts(&attacked.queue).await.2, FILES as u64, "all are taken");
-        attacked.neighbour_goes_on("meanwhile").await;
-
-        let unknown = |_: &queue::Pending| Some("no such pod".to_owned());
-        attacked.queue.reclaim(Duration::ZERO, &AT_ONCE, unknown).await.unwrap();
-        let (total, queued, running, ..) = counts(&attacked.queue).await;
-        assert_eq!((total, queued, running), (FILES as u64, FILES as u64, 0));
-        let mut consumers = redis::cmd("XINFO");
-        consumers.arg("CONSUMERS").arg(&attacked.queue.keys().work).arg(&attacked.queue.keys().group);
-        let consumers: Vec<redis::Value> =
-            redis::from_redis_value(attacked.server.raw(&consumers).await).unwrap();
-        assert!(consumers.is_empty(), "{} names are kept", consumers.len());
-        let honest = worker(attacked.login.clone(), &attacked.queue, "honest").claim(SHORT).await;
-        assert!(honest.unwrap().is_some());
+        attacked.neighbour_goes_on("afterwards").await;
         attacked.survived().await;
     }
 }

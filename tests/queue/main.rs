@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod acl;
+mod age;
 mod checker;
 mod connection;
 mod faults;
@@ -11,6 +12,8 @@ mod limits;
 mod memory;
 mod names;
 mod ownership;
+mod paging;
+mod reports;
 
 use std::time::Duration;
 
@@ -59,7 +62,7 @@ fn file(key: impl Into<String>) -> File {
 
 /// A page from `after` to the end.
 fn last_page<K: Into<String>>(keys: impl IntoIterator<Item = K>) -> Page {
-    Page { after: String::new(), next: None, files: keys.into_iter().map(file).collect() }
+    Page { after: String::new(), next: None, files: keys.into_iter().map(file).collect(), skipped: 0 }
 }
 
 /// An open queue with these files, all listed.
@@ -70,10 +73,12 @@ async fn queue_with(server: &TestServer, name: &str, keys: &[&str]) -> RunQueue 
 }
 
 fn worker(server: Server, queue: &RunQueue, pod: &str) -> Worker {
-    Worker::new(server, &queue.keys().work, &queue.keys().group, pod)
+    Worker::new(server, &queue.keys().work, pod)
 }
 
+/// Gives a pod a file, and reads it as that pod.
 async fn claim(server: &TestServer, queue: &RunQueue, pod: &str) -> Claim {
+    assert_eq!(queue.hand_out(&[pod.to_owned()]).await.unwrap(), [pod], "there is a file");
     worker(server.server(), queue, pod).claim(SHORT).await.unwrap().expect("a file")
 }
 

@@ -1,5 +1,5 @@
-//! Workers choose their consumer's name, and no access rule bounds it. None that a pod cannot have survives a scan, and
-//! none makes the server or the operator run out of memory.
+//! Claimers of older versions chose their consumer's name, and no access rule bounded it. None that a pod cannot have survives
+//! a scan, and none makes the server or the operator run out of memory.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ async fn removing_goes_on_over_as_many_calls_as_it_needs() {
     let server = TestServer::start(Flavor::Valkey).await;
     let queue = open(&server.connect(), &run_id("slices")).await.with_batch(2);
     let files = (0..7).map(|n| file(n.to_string())).collect();
-    let page = queue::Page { after: String::new(), next: None, files };
+    let page = queue::Page { after: String::new(), next: None, files, skipped: 0 };
     queue.enqueue(&page, PLENTY).await.unwrap();
     read_as(&server, &queue, b"NOT-A-POD", 5).await;
     claim(&server, &queue, "pod").await;

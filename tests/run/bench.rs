@@ -7,8 +7,11 @@
 mod harness;
 #[path = "player.rs"]
 mod player;
+#[path = "scale.rs"]
+mod scale;
+#[path = "warm_bench.rs"]
+mod warm_bench;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::v1alpha1::Phase;
@@ -56,8 +59,20 @@ fn main() {
         if wanted("bare-job") {
             no_slower_than_a_bare_job().await;
         }
+        if wanted("warm") {
+            warm_bench::warm_beats_a_pod_per_file().await;
+        }
         if wanted("growth") {
             as_much_for_each_of_many_files().await;
+        }
+        if wanted("pods") {
+            scale::pods_come_and_go().await;
+        }
+        if wanted("many-runs") {
+            scale::many_runs_at_once().await;
+        }
+        if wanted("writes") {
+            scale::writes_of_many_active_runs().await;
         }
     });
 }
@@ -325,13 +340,10 @@ async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
     lab.pipeline(json!({"pod": nowhere, "filters": [filter("main", &["copy"])]})).await;
     let before = (metric("openfilter_kubernetes_requests_total").await, valkey_calls(&lab).await);
     lab.run("r", json!({"execution": {"parallelism": parallelism}})).await;
-    let (stream, group) = (lab.run_id("r").key("work"), lab.run_id("r").group());
-    let player = Arc::new(Player::new(lab.api(), lab.server(), stream, group, work));
-    let playing = tokio::spawn(Arc::clone(&player).play());
+    let playing = Player::start(lab.api(), lab.server(), work, 0);
     let (run, took) = timed(lab.finished("r")).await;
-    playing.abort();
     assert_eq!(counts(&run), (files as i64, files as i64, 0));
-    let latencies = player.latencies(&lab.operator_log());
+    let latencies = playing.player.latencies(&lab.operator_log());
     assert!(latencies.len() >= files, "{} of {files} are known to be settled", latencies.len());
     let requests = metric("openfilter_kubernetes_requests_total").await - before.0;
     // The claims are this process's own.
@@ -347,16 +359,20 @@ async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
 
 /// A figure of the operator.
 async fn metric(name: &str) -> f64 {
+    let values = metrics(name).await;
+    *values.first().unwrap_or_else(|| panic!("no {name}"))
+}
+
+/// A figure of the operator, for each of its labels.
+async fn metrics(name: &str) -> Vec<f64> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     for _ in 0..100 {
         if let Ok(mut stream) = tokio::net::TcpStream::connect("127.0.0.1:18080").await {
             stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
             let mut text = String::new();
             stream.read_to_string(&mut text).await.unwrap();
-            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-            return line
-                .and_then(|value| value.trim().parse().ok())
-                .unwrap_or_else(|| panic!("no {name} in {text}"));
+            let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+            return lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

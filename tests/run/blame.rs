@@ -3,13 +3,14 @@
 
 use std::time::{Duration, Instant};
 
+use crds::v1alpha1::PipelineRun;
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::EvictParams;
 use serde_json::{Value, json};
 use testbed::{Fault, FaultyS3, Rule};
 
-use crate::harness::{Lab, counts, is_degraded_by, message, running};
+use crate::harness::{Lab, Mode, counts, is_degraded_by, is_soak, message, running};
 use crate::storms::of;
 
 /// The bucket of the laboratory behind a proxy.
@@ -26,14 +27,24 @@ async fn listen_again(lab: &Lab, url: &str) -> FaultyS3 {
     lab.eventually("the proxy listens again", listen).await
 }
 
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds() {
-    let lab = Lab::new("outage").await;
+in_both_modes! {
+    an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds
+    objects_that_alone_are_refused_or_fail_are_charged_in_the_end
+}
+
+/// `make soak` has default settings and an outage of five minutes.
+async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: Mode) {
+    let (files, minutes, execution) =
+        if is_soak() { (60, 5, json!({})) } else { (20, 1, json!({"parallelism": 4, "maxAttempts": 1})) };
+    let lab = Lab::in_mode("outage", mode).await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
-    lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
+    lab.put_many("", files, |_| "sleep 1".to_owned()).await;
     lab.pipeline(json!({"source": {"bucket": behind(&lab, &proxy)}})).await;
-    lab.run("r", json!({"execution": {"parallelism": 4, "maxAttempts": 1}})).await;
+    let pipeline = json!({"name": "p"});
+    lab.create::<PipelineRun>(
+        json!({"metadata": {"name": "r"}, "spec": {"pipelineRef": pipeline, "execution": execution}}),
+    )
+    .await;
     lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
     let (url, down) = (proxy.url.clone(), Instant::now());
     drop(proxy);
@@ -42,18 +53,22 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds() {
     println!("reported {:?} after the storage stopped", down.elapsed());
     let words = message(&degraded, "Degraded");
     assert!(words.contains("no file is charged") && words.contains("one pod at a time"), "{words}");
-    // A minute of probes, each of which would cost a file its only attempt.
-    tokio::time::sleep(Duration::from_secs(60).saturating_sub(down.elapsed())).await;
+    // Each probe of this time would cost a file an attempt.
+    tokio::time::sleep(Duration::from_secs(60 * minutes).saturating_sub(down.elapsed())).await;
     let disrupted = lab.tally("r", "disrupted").await;
+    // Pods that process many files stay: they get one file at a time.
     let pods = lab.pods().await.iter().filter(|pod| is_active(pod)).count();
-    assert!(pods <= 1, "{pods} pods at once probe a storage that is down");
+    assert!(mode == Mode::Warm || pods <= 1, "{pods} pods at once probe a storage that is down");
+    assert!(running(&lab.get("r").await) <= 1, "more than one file at a time");
     let proxy = listen_again(&lab, &url).await;
     let back = Instant::now();
-    lab.until("r", "it is at full speed", |run| running(run) >= 4 || counts(run).1 >= 17).await;
+    let (files, parallelism) = (files as i64, i64::from(lab.get("r").await.spec.execution.parallelism));
+    let full = |run: &PipelineRun| running(run) >= parallelism || counts(run).1 > files - parallelism;
+    lab.until("r", "it is at full speed", full).await;
     println!("at full parallelism {:?} after the storage was back", back.elapsed());
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (20, 20, 0));
-    assert!((3..40).contains(&disrupted), "{disrupted} disruptions in a minute");
+    assert_eq!(counts(&run), (files, files, 0));
+    assert!((3..40 * minutes).contains(&disrupted), "{disrupted} disruptions in {minutes} min");
     assert_eq!(lab.tally("r", "retried").await, 0, "no attempt is charged");
     lab.check_left_nothing(&run).await;
     drop(proxy);
@@ -84,10 +99,8 @@ async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
     assert_eq!(lab.tally("r", "retried").await, 0);
 }
 
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn objects_that_alone_are_refused_or_fail_are_charged_in_the_end() {
-    let mut lab = Lab::new("objects").await;
+async fn objects_that_alone_are_refused_or_fail_are_charged_in_the_end(mode: Mode) {
+    let mut lab = Lab::in_mode("objects", mode).await;
     lab.restart_with("MAX_DISRUPTIONS", "3").await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
     lab.put_many("good/", 20, |_| "copy".to_owned()).await;
@@ -120,7 +133,7 @@ async fn a_pod_that_is_evicted_costs_its_file_nothing() {
     lab.put_many("", 3, |_| "sleep 15".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
-    lab.until("r", "all are processed", |run| running(run) == 3).await;
+    lab.filters_work(3).await;
     for pod in lab.pods().await {
         let name = pod.metadata.name.unwrap();
         lab.api::<Pod>().evict(&name, &EvictParams::default()).await.unwrap();

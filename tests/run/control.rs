@@ -11,16 +11,18 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use testbed::Doing;
 
-use crate::harness::{Lab, condition, counts, is_degraded_by, message, names, phase, running};
+use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, message, names, phase, running};
 
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods() {
-    let lab = Lab::new("suspend").await;
+in_both_modes! {
+    a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods
+}
+
+async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods(mode: Mode) {
+    let lab = Lab::in_mode("suspend", mode).await;
     lab.put_many("", 12, |_| "sleep 20".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 2}})).await;
-    lab.until("r", "two files are processed", |run| running(run) == 2).await;
+    lab.filters_work(2).await;
     lab.patch("r", json!({"spec": {"suspend": true}})).await;
     let paused =
         lab.until("r", "nothing runs", |run| phase(run) == Some(Phase::Suspended) && running(run) == 0).await;
@@ -58,7 +60,7 @@ async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
     lab.put_many("", 24, |number| content(number).to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 1}})).await;
-    lab.until("r", "six files are processed", |run| running(run) == 6).await;
+    lab.filters_work(6).await;
     lab.patch("r", json!({"spec": {"execution": {"parallelism": 1}}})).await;
     lab.until("r", "one file is processed", |run| running(run) == 1).await;
     for _ in 0..8 {

@@ -10,14 +10,17 @@ use serde_json::{Value, json};
 use testbed::{Fault, FaultyS3, Rule};
 use tests::s3::escape;
 
-use crate::harness::{Lab, condition, counts, filter, is_degraded_by, message, phase, running};
+use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, message, phase, running};
+
+in_both_modes! {
+    a_hundred_files_are_exactly_accounted_for
+    results_are_published_once_also_after_a_retry
+}
 
 /// Of a hundred files five fail for good and five fail once: the counts and the dead letters are exact, tools can wait for
 /// the end, and no pod is left. Finished pods do not accumulate meanwhile.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_hundred_files_are_exactly_accounted_for() {
-    let lab = Lab::new("hundred").await;
+async fn a_hundred_files_are_exactly_accounted_for(mode: Mode) {
+    let lab = Lab::in_mode("hundred", mode).await;
     lab.put_many("in/", 100, |number| match number % 20 {
         0 => "fail-on-marker\nFAIL-HERE".to_owned(),
         1 => "fail-times 1".to_owned(),
@@ -53,10 +56,8 @@ async fn a_hundred_files_are_exactly_accounted_for() {
 }
 
 /// The sink has exactly the expected objects, also of files that needed a second attempt.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn results_are_published_once_also_after_a_retry() {
-    let lab = Lab::new("sink").await;
+async fn results_are_published_once_also_after_a_retry(mode: Mode) {
+    let lab = Lab::in_mode("sink", mode).await;
     for (key, content) in
         [("in/a", "copy"), ("in/b", "fail-times 1"), ("in/sub/c", "copy"), ("out-of-prefix", "copy")]
     {
@@ -240,7 +241,11 @@ async fn a_run_waits_for_its_pipeline_and_its_secret_and_goes_on() {
     lab.pipeline(json!({"source": {"bucket": bucket}})).await;
     let waiting =
         lab.until("r", "it misses its Secret", |run| is_degraded_by(run, "CredentialsMissing")).await;
-    assert!(message(&waiting, "Degraded").contains("\"late\""), "{}", message(&waiting, "Degraded"));
+    assert!(
+        message(&waiting, "Degraded").contains("/late\" does not exist"),
+        "{}",
+        message(&waiting, "Degraded")
+    );
     lab.create::<Secret>(json!({"metadata": {"name": "late"}, "stringData": {"accessKeyId": "x"}})).await;
     lab.until("r", "the Secret lacks a key", |run| is_degraded_by(run, "CredentialsInvalid")).await;
     lab.api::<Secret>().delete("late", &Default::default()).await.unwrap();

@@ -6,12 +6,19 @@
     reason = "a suite that cannot go on stops, loudly"
 )]
 
+#[macro_use]
+mod modes;
+
 mod blame;
 mod control;
 mod failures;
 mod harness;
+mod images;
+mod large;
 mod lifecycle;
 mod neighbours;
+mod player;
 mod storms;
 // The last by name, because tests run in the order of their names.
+mod warm;
 mod whole_cluster;

@@ -9,8 +9,10 @@
 pub mod crds_on_cluster;
 pub mod examples;
 pub mod fake;
+pub mod listing;
 pub mod model;
 pub mod program;
+pub mod registry;
 pub mod rule_cases;
 pub mod s3;
 pub mod valkey;

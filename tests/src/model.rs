@@ -64,6 +64,17 @@ pub enum Verdict {
     Released,
 }
 
+/// What a worker that processes many files says about one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// Its filters work on it.
+    Started,
+    /// It succeeded.
+    Succeeded,
+    /// It ended in any other way.
+    Other,
+}
+
 /// What became of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fate {
@@ -93,6 +104,10 @@ pub struct ModelQueue {
     pub work: BTreeMap<EntryNo, Message>,
     /// Entries that are claimed, and their holders.
     pub pending: BTreeMap<EntryNo, Pod>,
+    /// What each pod finds in its inbox.
+    pub inboxes: BTreeMap<Pod, BTreeSet<EntryNo>>,
+    /// What workers said about entries, and who said it.
+    pub states: BTreeMap<EntryNo, (Pod, State)>,
     /// Entries that were handed out and have no holder.
     pub adrift: BTreeSet<EntryNo>,
     /// Entries that wait for their back-off, by the entry they were.
@@ -176,8 +191,13 @@ impl ModelQueue {
 
     /// The entry that a pod works on: the first that it holds.
     pub fn own(&self, pod: Pod) -> Option<(EntryNo, Message)> {
-        let entry = self.pending.iter().find(|(_, holder)| **holder == pod).map(|(entry, _)| *entry)?;
+        let entry = self.held_by(pod).next()?;
         Some((entry, self.work[&entry]))
+    }
+
+    /// What a pod holds.
+    pub fn held_by(&self, pod: Pod) -> impl Iterator<Item = EntryNo> + '_ {
+        self.pending.iter().filter(move |(_, holder)| **holder == pod).map(|(entry, _)| *entry)
     }
 
     /// Files that can be handed out.
@@ -186,7 +206,7 @@ impl ModelQueue {
         self.work.iter().filter(move |(entry, _)| free(entry)).map(|(entry, message)| (*entry, *message))
     }
 
-    /// Hands a file to a pod, whatever it holds already. Which file comes first is not the protocol's concern.
+    /// Adds a file to what a pod holds, past its inbox. Which file comes first is not the protocol's concern.
     pub fn deliver(&mut self, pod: Pod, fits: impl Fn(&Message) -> bool) -> Option<EntryNo> {
         let (entry, _) = self.available().find(|(_, message)| fits(message))?;
         self.pending.insert(entry, pod);
@@ -200,12 +220,59 @@ impl ModelQueue {
         Some(entry)
     }
 
-    /// What a worker does: its own entry if it holds one, otherwise another, and then the first that it holds.
-    pub fn claim(&mut self, pod: Pod, fits: impl Fn(&Message) -> bool) -> Option<(EntryNo, Message)> {
-        if self.own(pod).is_none() {
-            self.deliver(pod, fits)?;
+    /// Gives a pod files until it holds `most`; whether it has any now. An abort hands out nothing more.
+    pub fn fill(&mut self, pod: Pod, most: usize, fits: impl Fn(&Message) -> bool) -> bool {
+        if self.closing {
+            return false;
         }
-        self.own(pod)
+        while self.held_by(pod).count() < most && self.deliver(pod, &fits).is_some() {}
+        let held: BTreeSet<EntryNo> = self.held_by(pod).collect();
+        let has_any = !held.is_empty();
+        self.inboxes.insert(pod, held);
+        has_any
+    }
+
+    /// What a worker reads.
+    pub fn inbox(&self, pod: Pod) -> impl Iterator<Item = (EntryNo, Message)> + '_ {
+        let entries = self.inboxes.get(&pod).into_iter().flatten();
+        entries.map(|entry| (*entry, self.work[entry]))
+    }
+
+    /// What a worker that processes one file reads.
+    pub fn claim(&self, pod: Pod) -> Option<(EntryNo, Message)> {
+        self.inbox(pod).next()
+    }
+
+    /// A worker says what became of an entry; it may say anything.
+    pub fn report(&mut self, entry: EntryNo, pod: Pod, state: State) {
+        if !self.closed {
+            self.states.insert(entry, (pod, state));
+        }
+    }
+
+    /// Settles what its holder says has succeeded, and forgets what others say. Returns the files that succeeded.
+    pub fn take_reports(&mut self, policy: Policy) -> Vec<FileNo> {
+        let pending = self.pending.clone();
+        self.states.retain(|entry, (pod, _)| pending.get(entry) == Some(pod));
+        let reported = self.states.clone().into_iter();
+        let succeeded = reported.filter(|(_, (_, state))| *state == State::Succeeded);
+        let mut files = Vec::new();
+        for (entry, (pod, _)) in succeeded {
+            files.push(self.work[&entry].file);
+            self.settle(entry, pod, Verdict::Succeeded, policy);
+        }
+        files
+    }
+
+    /// Takes an entry from its holder, and out of its inbox.
+    fn take(&mut self, entry: EntryNo) -> Option<Message> {
+        if let Some(pod) = self.pending.remove(&entry)
+            && let Some(inbox) = self.inboxes.get_mut(&pod)
+        {
+            inbox.remove(&entry);
+        }
+        self.states.remove(&entry);
+        self.work.remove(&entry)
     }
 
     /// Of what was handed out after an entry, checks the next ones, at most `limit`, and queues again what has no holder.
@@ -233,8 +300,7 @@ impl ModelQueue {
         if self.pending.get(&entry) != Some(&pod) {
             return Fate::Ignored;
         }
-        self.pending.remove(&entry);
-        let Some(message) = self.work.remove(&entry) else { return Fate::Ignored };
+        let Some(message) = self.take(entry) else { return Fate::Ignored };
         match verdict {
             Verdict::Succeeded => {
                 self.succeeded += 1;
@@ -286,8 +352,7 @@ impl ModelQueue {
         let held: Vec<EntryNo> =
             self.pending.iter().filter(|(_, holder)| **holder == consumer).map(|(entry, _)| *entry).collect();
         for entry in held {
-            self.pending.remove(&entry);
-            if let Some(message) = self.work.remove(&entry) {
+            if let Some(message) = self.take(entry) {
                 self.add(message);
             }
         }
@@ -306,6 +371,7 @@ impl ModelQueue {
     pub fn finish(&mut self) -> bool {
         if self.listed && self.work.is_empty() && self.retry.is_empty() {
             self.closed = true;
+            self.states.clear();
         }
         self.closed
     }
@@ -315,7 +381,11 @@ impl ModelQueue {
         if self.closed {
             return true;
         }
+        if !self.closing {
+            self.states.clear();
+        }
         self.closing = true;
+        self.inboxes.clear();
         self.paused = false;
         let mut moved = Vec::new();
         while moved.len() < limit
@@ -333,6 +403,9 @@ impl ModelQueue {
         self.failed += moved.len() as u32;
         self.dlq.extend(moved);
         self.closed = self.work.is_empty() && self.retry.is_empty();
+        if self.closed {
+            self.states.clear();
+        }
         self.closed
     }
 }

@@ -1,0 +1,177 @@
+//! Buckets that are larger than what the queue may hold: the listing pauses, files are processed meanwhile, and the run ends. The
+//! pods are played, so that thousands of them fit into a minute.
+
+use std::time::Duration;
+
+use crds::v1alpha1::PipelineRun;
+use serde_json::{Value, json};
+use tests::fake::{Fake, parameter};
+use tests::listing::{Folder, serve};
+use tests::valkey::{Flavor, Options, TestServer};
+
+use crate::harness::{Lab, condition, counts, filter, is_degraded_by, is_soak, message};
+use crate::player::{Player, Playing};
+use crate::storms::of;
+
+/// The smallest high water that the operator takes.
+const HIGH_WATER: usize = 100;
+/// Keys of a page: less than the high water, so that the listing pauses more than once.
+const PAGE: usize = 20;
+/// Files of a bucket for which the listing pauses more than once.
+const FILES: usize = 250;
+
+/// A laboratory with a bucket of these folders, an operator with these settings, and pods that no node takes.
+async fn stage(name: &str, settings: &[(&str, &str)], bucket: &Fake) -> Lab {
+    let mut lab = Lab::new(name).await;
+    for (name, value) in settings {
+        lab.set(name, value);
+    }
+    lab.restart_with("ALLOWED_ENDPOINT_NETWORKS", "127.0.0.0/8").await;
+    let nowhere = json!({"nodeSelector": {"played-by": "suite"}});
+    let source = json!({"bucket": {"endpoint": format!("http://{}", bucket.address)}});
+    lab.pipeline(json!({"pod": nowhere, "source": source, "filters": [filter("main", &["copy"])]})).await;
+    lab
+}
+
+/// Ends the laboratory's pods with this code.
+fn play(lab: &Lab, exit_code: i32) -> Playing {
+    Player::start(lab.api(), lab.server(), Duration::ZERO, exit_code)
+}
+
+/// A run over one folder.
+async fn run(lab: &Lab, name: &str, folder: &str, execution: Value) {
+    lab.run(name, json!({"source": {"prefix": folder}, "execution": execution})).await;
+}
+
+/// Waits until the listing of a run has paused.
+async fn paused(lab: &Lab, run: &str) {
+    let paused = async || Ok(lab.meta(run, "paused").await);
+    lab.eventually(&format!("the listing of {run} pauses"), paused).await;
+}
+
+fn says_that_files_were_not_listed(run: &PipelineRun) -> bool {
+    message(run, "Succeeded").contains("files that were not listed are not counted")
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn an_operator_restarted_while_listing_is_paused_goes_on_where_it_was() {
+    let bucket = serve(vec![Folder::new("f/", FILES)], PAGE).await;
+    let mut lab = stage("restarted", &[("QUEUE_HIGH_WATER", &HIGH_WATER.to_string())], &bucket).await;
+    run(&lab, "r", "f/", json!({"parallelism": 20})).await;
+    paused(&lab, "r").await;
+    // Before the first file is processed, and after some are.
+    let mut restarts = Vec::new();
+    let mut playing = None;
+    for done in [0, 20] {
+        lab.until("r", "so many are done", |run| of(run, |counts| counts.succeeded) >= done).await;
+        lab.kill_operators().await;
+        assert!(lab.meta("r", "paused").await.is_some(), "the listing is paused");
+        restarts.push((bucket.requests().len(), lab.meta("r", "cursor").await.unwrap()));
+        lab.start_operator();
+        playing.get_or_insert_with(|| play(&lab, 0));
+    }
+    let ended = lab.finished("r").await;
+    assert_eq!(counts(&ended), (FILES as i64, FILES as i64, 0));
+    for (asked, cursor) in restarts {
+        let next = parameter(&bucket.requests()[asked], "start-after");
+        assert_eq!(next, cursor, "the listing goes on where it was");
+    }
+    let claimed = playing.unwrap().player.claimed();
+    assert!(claimed.len() == FILES && claimed.values().all(|times| *times == 1), "each file once");
+    let more = |run: &PipelineRun| {
+        let progress = run.status.as_ref().and_then(|status| status.progress.as_deref());
+        progress.is_some_and(|progress| progress.ends_with('+'))
+    };
+    assert!(lab.witness.was_ever(more), "progress says that more files are being listed");
+    lab.check_left_nothing(&ended).await;
+    lab.witness.check_monotonic();
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_that_is_stopped_while_listing_says_that_unlisted_files_are_not_counted() {
+    let bucket = serve(vec![Folder::new("f/", FILES)], PAGE).await;
+    let lab = stage("unlisted", &[("QUEUE_HIGH_WATER", &HIGH_WATER.to_string())], &bucket).await;
+    let few = json!({"parallelism": 10, "maxAttempts": 1, "maxFailedFiles": 5});
+    run(&lab, "stopped", "f/", few).await;
+    run(&lab, "deleted", "f/", json!({"parallelism": 1})).await;
+    paused(&lab, "stopped").await;
+    paused(&lab, "deleted").await;
+    lab.delete("deleted").await;
+    let of_deleted = |trace: &String| trace.contains("deleted");
+    assert!(!lab.traces().await.iter().any(of_deleted), "nothing of it is left in Valkey");
+    let _playing = play(&lab, 1);
+    let ended = lab.finished("stopped").await;
+    assert_eq!(condition(&ended, "Succeeded").1, "TooManyFailures");
+    let (total, _, failed) = counts(&ended);
+    assert!(total < FILES as i64 && failed == total, "{total} files, {failed} failed");
+    assert!(says_that_files_were_not_listed(&ended), "{}", message(&ended, "Succeeded"));
+    // A listing that waits for room asks again after five seconds at the latest.
+    let asked = bucket.requests().len();
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(bucket.requests().len(), asked, "neither bucket is listed any longer");
+}
+
+/// What a broken filter does to a bucket of any size. `make soak` has the sizes of production.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_large_bucket_of_which_every_file_fails_ends_with_the_reason() {
+    let (files, page, high_water, dead_letters, pods) =
+        if is_soak() { (200_000, 1_000, 100_000, 5_000, 100) } else { (1_000, PAGE, HIGH_WATER, 50, 20) };
+    let bucket = serve(vec![Folder::new("f/", files)], page).await;
+    let settings =
+        [("QUEUE_HIGH_WATER", high_water.to_string()), ("MAX_DEAD_LETTERS", dead_letters.to_string())];
+    let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let lab = stage("failing", &settings, &bucket).await;
+    let playing = play(&lab, 1);
+    run(&lab, "r", "f/", json!({"parallelism": pods, "maxAttempts": 1})).await;
+    let ended = lab.finished("r").await;
+    assert_eq!(condition(&ended, "Succeeded").1, "TooManyFailures");
+    assert!(says_that_files_were_not_listed(&ended), "{}", message(&ended, "Succeeded"));
+    let (total, succeeded, failed) = counts(&ended);
+    assert!(succeeded == 0 && failed == total && total < files as i64, "{failed} of {total} failed");
+    let tried = playing.player.claimed().len();
+    assert!((dead_letters + 1..=dead_letters + 3 * pods).contains(&tried), "{tried} files were tried");
+    lab.check_left_nothing(&ended).await;
+}
+
+/// Bytes that Valkey uses.
+async fn memory_used(valkey: &TestServer) -> usize {
+    let info = valkey.raw(redis::cmd("INFO").arg("memory")).await;
+    let info = redis::from_redis_value::<String>(info).unwrap();
+    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+    used.trim().parse().unwrap()
+}
+
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_bucket_ten_times_larger_than_valkey_is_processed_while_a_small_run_starts_and_ends() {
+    // Keys of nearly a kilobyte, so that few files fill the memory.
+    let (large, small) = (Folder::new(&format!("{}/", "l".repeat(900)), 1_000), Folder::new("small/", 5));
+    let bucket = serve(vec![large.clone(), small.clone()], PAGE).await;
+    let valkey =
+        TestServer::start_with(Flavor::Valkey, Options { password: Some("p"), ..Options::default() }).await;
+    let url = format!("redis://127.0.0.1:{}", valkey.port());
+    let lab = stage("squeezed", &[("VALKEY_URL", &url), ("VALKEY_PASSWORD", "p")], &bucket).await;
+    let _playing = play(&lab, 0);
+    // Idle is a server that has its scripts and connections.
+    run(&lab, "first", &small.prefix, json!({"parallelism": 4})).await;
+    lab.finished("first").await;
+    let room = large.files * large.key(0).len() / 10;
+    let limit = memory_used(&valkey).await + room;
+    valkey.raw(redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(limit)).await;
+    run(&lab, "large", &large.prefix, json!({"parallelism": 8})).await;
+    lab.until("large", "it is processed", |run| of(run, |counts| counts.succeeded) >= 10).await;
+    run(&lab, "small", &small.prefix, json!({"parallelism": 4})).await;
+    assert_eq!(counts(&lab.finished("small").await), (5, 5, 0));
+    let meanwhile = lab.get("large").await;
+    assert_eq!(condition(&meanwhile, "Succeeded").0, "Unknown", "the large run is still under way");
+    let ended = lab.finished("large").await;
+    assert_eq!(counts(&ended), (large.files as i64, large.files as i64, 0));
+    assert!(
+        lab.witness.was_ever(|run| is_degraded_by(run, "QueueFull")),
+        "no status says that Valkey is full"
+    );
+    lab.check_left_nothing(&ended).await;
+}

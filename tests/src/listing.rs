@@ -1,0 +1,45 @@
+//! A bucket that makes its keys up: a real server would take minutes to store so many.
+
+use crate::fake::{Fake, listed_page, parameter};
+
+/// At the end of every key.
+const DIGITS: usize = 6;
+
+/// Files below a prefix.
+#[derive(Clone, Debug)]
+pub struct Folder {
+    /// Of all its keys.
+    pub prefix: String,
+    /// How many there are.
+    pub files: usize,
+}
+
+impl Folder {
+    /// A folder of so many files.
+    pub fn new(prefix: &str, files: usize) -> Self {
+        Self { prefix: prefix.to_owned(), files }
+    }
+
+    /// The key of a file, by its number.
+    pub fn key(&self, number: usize) -> String {
+        format!("{}{number:0DIGITS$}", self.prefix)
+    }
+
+    /// The number of the file that follows a key; of the first one where there is no key.
+    fn number_after(&self, key: &str) -> usize {
+        key.strip_prefix(self.prefix.as_str()).map_or(0, |number| number.parse::<usize>().unwrap() + 1)
+    }
+}
+
+/// Lists the folder that is asked for by its prefix, with so many keys a page. It has nothing but listings.
+pub async fn serve(folders: Vec<Folder>, page: usize) -> Fake {
+    Fake::start(move |request| {
+        let prefix = parameter(request, "prefix");
+        let folder = folders.iter().find(|folder| folder.prefix == prefix).unwrap();
+        let first = folder.number_after(&parameter(request, "start-after"));
+        let last = folder.files.min(first + page);
+        let keys: Vec<String> = (first..last).map(|number| folder.key(number)).collect();
+        listed_page((last < folder.files).then_some("more"), &keys)
+    })
+    .await
+}
