@@ -26,7 +26,7 @@ TESTBED = $(call program,testbed,down)
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 
-PACKAGES := build-essential ca-certificates cmake git util-linux valkey-server redis-server
+PACKAGES := build-essential ca-certificates cmake git python3 util-linux valkey-server redis-server
 
 .PHONY: help
 help: ## list the targets
@@ -116,10 +116,19 @@ gen: room ## regenerate what is generated from the code: CRDs, RBAC, docs/{rules
 
 .PHONY: bench
 bench: packages room ## measure, and compare with what is possible
-	cargo bench --workspace --locked --bench queue --bench listing --bench claimer --bench webhook
+	cargo bench --workspace --locked --bench queue --bench listing --bench claimer --bench webhook --bench spawn
 	$(TESTBED) up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	cargo bench --workspace --locked --bench run --bench admission
+
+# The same tests as in CI, with other sizes and times.
+.PHONY: soak
+soak: packages room ## what CI shows in small: storage down for 5 minutes, 200,000 files that all fail; 20 minutes
+	$(TESTBED) down
+	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
+	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
+	SOAK=1 cargo test --workspace --locked --test run -- --ignored --nocapture --test-threads 1 \
+	  an_outage_of_the_storage a_large_bucket_of_which_every_file_fails
 
 .PHONY: fuzz
 fuzz: packages room ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), 2 minutes
