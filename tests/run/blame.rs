@@ -30,6 +30,7 @@ async fn listen_again(lab: &Lab, url: &str) -> FaultyS3 {
 in_both_modes! {
     an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds
     objects_that_alone_are_refused_or_fail_are_charged_in_the_end
+    a_pod_that_is_evicted_costs_its_file_nothing
 }
 
 /// `make soak` has default settings and an outage of five minutes.
@@ -126,14 +127,12 @@ async fn objects_that_alone_are_refused_or_fail_are_charged_in_the_end(mode: Mod
 }
 
 /// What a drain does to each pod of its node.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_pod_that_is_evicted_costs_its_file_nothing() {
-    let lab = Lab::new("drained").await;
+async fn a_pod_that_is_evicted_costs_its_file_nothing(mode: Mode) {
+    let lab = Lab::in_mode("drained", mode).await;
     lab.put_many("", 3, |_| "sleep 15".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
-    lab.filters_work(3).await;
+    lab.filters_work("r", 3).await;
     for pod in lab.pods().await {
         let name = pod.metadata.name.unwrap();
         lab.api::<Pod>().evict(&name, &EvictParams::default()).await.unwrap();

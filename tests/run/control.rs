@@ -15,6 +15,7 @@ use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, message, name
 
 in_both_modes! {
     a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods
+    a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_again
 }
 
 async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods(mode: Mode) {
@@ -22,7 +23,7 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
     lab.put_many("", 12, |_| "sleep 20".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 2}})).await;
-    lab.filters_work(2).await;
+    lab.filters_work("r", 2).await;
     lab.patch("r", json!({"spec": {"suspend": true}})).await;
     let paused =
         lab.until("r", "nothing runs", |run| phase(run) == Some(Phase::Suspended) && running(run) == 0).await;
@@ -60,7 +61,7 @@ async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
     lab.put_many("", 24, |number| content(number).to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 1}})).await;
-    lab.filters_work(6).await;
+    lab.filters_work("r", 6).await;
     lab.patch("r", json!({"spec": {"execution": {"parallelism": 1}}})).await;
     lab.until("r", "one file is processed", |run| running(run) == 1).await;
     for _ in 0..8 {
@@ -199,10 +200,8 @@ async fn a_finished_run_that_is_created_again_gets_its_status_back() {
     assert!(message(&changed, "Stalled").contains("new name"), "{}", message(&changed, "Stalled"));
 }
 
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_anew() {
-    let lab = Lab::new("delete").await;
+async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_again(mode: Mode) {
+    let lab = Lab::in_mode("delete", mode).await;
     lab.put_many("", 6, |_| "sleep 2".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 3}})).await;

@@ -50,6 +50,16 @@ pub enum Mode {
     Warm,
 }
 
+impl Mode {
+    /// The name of a laboratory in this mode.
+    fn named(self, name: &str) -> String {
+        match self {
+            Self::PodPerFile => name.to_owned(),
+            Self::Warm => format!("{name}-warm"),
+        }
+    }
+}
+
 pub struct Lab {
     mode: Mode,
     pub testbed: Testbed,
@@ -71,19 +81,21 @@ impl Lab {
 
     /// The same, whose Pipeline has this mode.
     pub async fn in_mode(name: &str, mode: Mode) -> Self {
-        match mode {
-            Mode::PodPerFile => Self::new(name).await,
-            Mode::Warm => {
-                let mut lab = Self::new(&format!("{name}-warm")).await;
-                lab.mode = mode;
-                lab
-            }
-        }
+        let mut lab = Self::new(&mode.named(name)).await;
+        lab.mode = mode;
+        lab
     }
 
     /// A laboratory for a test that breaks what others use.
     pub async fn alone(name: &str) -> Self {
         Self::with(name, Turn::Alone { _guard: CLUSTER.write().await }).await
+    }
+
+    /// The same, whose Pipeline has this mode.
+    pub async fn alone_in_mode(name: &str, mode: Mode) -> Self {
+        let mut lab = Self::alone(&mode.named(name)).await;
+        lab.mode = mode;
+        lab
     }
 
     async fn with(name: &str, turn: Turn) -> Self {
@@ -342,15 +354,24 @@ impl Lab {
         self.eventually(&format!("a pod: {what}"), probe).await
     }
 
-    /// Waits until the filters of exactly so many pods work; the pods as they were then. Files are handed out earlier, when a pod
-    /// gets its node.
-    pub async fn filters_work(&self, count: usize) -> Vec<Pod> {
+    /// Waits until the filters of exactly so many pods work on files of a run; the pods as they were then. Files are handed out
+    /// earlier, when a pod gets its node. Pods that stay up are running before they work.
+    pub async fn filters_work(&self, run: &str, count: usize) -> Vec<Pod> {
         let working = async || {
             let mut pods = self.pods().await;
             pods.retain(|pod| is_in_phase(pod, "Running"));
-            Ok((pods.len() == count).then_some(pods))
+            let all_work = self.mode == Mode::PodPerFile || self.reports(run, "started").await == count;
+            Ok((pods.len() == count && all_work).then_some(pods))
         };
         self.eventually(&format!("{count} filters work"), working).await
+    }
+
+    /// Files of a run whose pods say this of them now, in Warm mode.
+    pub async fn reports(&self, run: &str, said: &str) -> usize {
+        let states = self.run_id(run).key("states");
+        let reports: Vec<String> =
+            redis::cmd("HVALS").arg(states).query_async(&mut self.raw().await).await.unwrap();
+        reports.iter().filter(|report| report.split(' ').nth(1) == Some(said)).count()
     }
 
     /// The node that runs a Deployment of one pod.

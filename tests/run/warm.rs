@@ -95,14 +95,11 @@ async fn what_was_reported_counts_once_although_its_pod_is_gone() {
     lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
     lab.until("r", "files are processed", |run| running(run) > 0).await;
     lab.kill_operators().await;
-    let states = lab.run_id("r").key("states");
-    let mut raw = lab.raw().await;
     let mut reported = 0;
     // The pods go on until they have nothing more to do.
     for _ in 0..100 {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let said: Vec<String> = redis::cmd("HVALS").arg(&states).query_async(&mut raw).await.unwrap();
-        reported = said.iter().filter(|said| said.ends_with(" succeeded")).count();
+        reported = lab.reports("r", "succeeded").await;
         if processes(&lab, "r", Process::Filter).is_empty() && reported > 0 {
             break;
         }
@@ -158,6 +155,29 @@ async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt() {
     assert_eq!((counts(&run), phase(&run)), ((20, 20, 0), Some(Phase::Succeeded)));
     assert_eq!(lab.tally("r", "retried").await, 0);
     assert!(lab.witness.pods_ever("r") > 2, "new pods have the new keys");
+    lab.check_left_nothing(&run).await;
+}
+
+/// A filter that hangs is ended and charged; its pod goes on with the next file. Fewer pods are wanted while it does.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_filter_that_hangs_is_ended_and_a_pod_too_many_finishes_its_file() {
+    let lab = Lab::in_mode("hangs", Mode::Warm).await;
+    lab.put("hangs", "sleep 600").await;
+    lab.put_many("good/", 20, |_| "sleep 1".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    let execution = json!({"parallelism": 2, "maxAttempts": 2, "fileTimeout": "5s"});
+    lab.run("r", json!({"execution": execution})).await;
+    lab.filters_work("r", 2).await;
+    lab.patch("r", json!({"spec": {"execution": {"parallelism": 1}}})).await;
+    let one_is_left = async || Ok((lab.pods().await.len() == 1).then_some(()));
+    lab.eventually("one pod is left", one_is_left).await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (21, 20, 1));
+    let failure = &run.status.as_ref().unwrap().recent_failures[0];
+    assert!(failure.attempts == 2 && failure.reason.starts_with("FileTimeout"), "{failure:?}");
+    assert_eq!(lab.tally("r", "retried").await, 1, "no other file is at fault");
+    assert_eq!(lab.witness.pods_ever("r"), 2, "no pod is replaced");
     lab.check_left_nothing(&run).await;
 }
 

@@ -8,14 +8,17 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::json;
 
-use crate::harness::{Lab, condition, counts, is_degraded_by};
+use crate::harness::{Lab, Mode, condition, counts, is_degraded_by};
 use crate::storms::{check_loss_was_told, of};
 
+in_both_modes! {
+    valkey_killed_and_restarted_keeps_the_counts_and_goes_on
+    files_of_a_dead_node_are_processed_elsewhere
+}
+
 /// Valkey is unavailable, comes back with what its log kept, and has forgotten its users.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on() {
-    let lab = Lab::alone("valkey").await;
+async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
+    let lab = Lab::alone_in_mode("valkey", mode).await;
     lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 4}})).await;
@@ -28,6 +31,7 @@ async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on() {
     lab.services.restart_valkey().await.unwrap();
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (20, 20, 0));
+    assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
     lab.check_left_nothing(&run).await;
 }
 
@@ -95,10 +99,8 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
 }
 
 /// The pods of a dead node hold files; after `pendingTimeout` others get them.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn files_of_a_dead_node_are_processed_elsewhere() {
-    let lab = Lab::alone("node").await;
+async fn files_of_a_dead_node_are_processed_elsewhere(mode: Mode) {
+    let lab = Lab::alone_in_mode("node", mode).await;
     lab.put_many("", 6, |_| "sleep 30".to_owned()).await;
     let victim = node_for_workers(&lab).await;
     processed_on(&lab, "r", &victim).await;
@@ -146,7 +148,7 @@ async fn node_for_workers(lab: &Lab) -> String {
 /// Starts a run whose six files are processed at once, some of them on this node.
 async fn processed_on(lab: &Lab, run: &str, node: &str) {
     lab.run(run, json!({"execution": {"parallelism": 6, "pendingTimeout": "10s", "maxAttempts": 1}})).await;
-    let pods = lab.filters_work(6).await;
+    let pods = lab.filters_work(run, 6).await;
     let is_there = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.as_deref() == Some(node);
     assert!(pods.iter().any(is_there), "no file is on {node}");
 }
