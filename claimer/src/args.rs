@@ -130,6 +130,12 @@ struct ServeArgs {
     /// Bytes of files that are fetched before their turn
     #[arg(long, env = env::PREFETCH_BYTES, default_value = "268435456")]
     prefetch_bytes: u64,
+    /// How many files the filters get before the pod ends
+    #[arg(long, env = env::MAX_FILES, default_value = "10000", value_parser = clap::value_parser!(u64).range(1..))]
+    max_files: u64,
+    /// How old the pod gets
+    #[arg(long, env = env::MAX_AGE, default_value = "1h", value_parser = parse_duration)]
+    max_age: Duration,
     /// Folder with the shim and the filters' sockets
     #[arg(long, env = env::LINKS, default_value = "/.openfilter")]
     links: PathBuf,
@@ -329,6 +335,8 @@ impl ServeArgs {
             file_timeout: file_timeout
                 .map_err(|fix| SettingsError(format!("{}: {fix}", env::FILE_TIMEOUT)))?,
             prefetch_bytes: self.prefetch_bytes,
+            max_files: self.max_files,
+            max_age: self.max_age,
             room: workspace,
             links: self.links.join("link"),
         })

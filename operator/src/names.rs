@@ -16,6 +16,8 @@ pub const RUN_UID_LABEL: &str = "filter.plainsight.ai/run-uid";
 pub const EPOCH_ANNOTATION: &str = "filter.plainsight.ai/queue-epoch";
 /// Annotation of pods: the names of our own containers, separated by commas. Others were added by a mesh, say.
 pub const CONTAINERS_ANNOTATION: &str = "filter.plainsight.ai/containers";
+/// Where filters find our shim, which is the command of their containers then.
+pub const SHIM: &str = "/.openfilter/bin/shim";
 
 /// Random characters that tell the pods of a run apart. Names are never used twice, because a pod's name is its name as a
 /// consumer too: 36^9 leaves a million pods one chance in 200 of a collision, which the API server then refuses.

@@ -31,6 +31,10 @@ pub const ORDER: &str = "OPENFILTER_ORDER";
 pub const FILE_TIMEOUT: &str = "OPENFILTER_FILE_TIMEOUT";
 /// Bytes of files that are fetched before their turn.
 pub const PREFETCH_BYTES: &str = "OPENFILTER_PREFETCH_BYTES";
+/// Files that a pod processes before it ends.
+pub const MAX_FILES: &str = "OPENFILTER_MAX_FILES";
+/// How old a pod gets.
+pub const MAX_AGE: &str = "OPENFILTER_MAX_AGE";
 /// Folder that a claimer copies the shim into, if filters of its pod want lines.
 pub const INSTALL_TO: &str = "OPENFILTER_INSTALL_TO";
 /// Folder with the shim, and a socket for each filter.

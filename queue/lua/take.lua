@@ -17,21 +17,29 @@ if redis.call('HLEN', STATES) > REPORTS_MAX
   return { 'FLOODED' }
 end
 
-local function holds(consumer, id)
+-- How long ago this consumer was given the entry, in ms, if it holds it.
+local function held_for(consumer, id)
   -- The id comes from a worker, and may be none at all.
   local row = redis.pcall('XPENDING', WORK, GROUP, id, id, 1, consumer)
-  return not row.err and #row == 1 and row[1][1] == id
+  if not row.err and #row == 1 and row[1][1] == id then return row[1][3] end
 end
 
-local reports, served, dropped, newest = {}, {}, {}, nil
+-- States of a file that was fetched.
+local FETCHED = { started = true, succeeded = true, filter = true, publish = true }
+
+local reports, served, dropped, newest, fetched = {}, {}, {}, nil, nil
 local function look_at(id, report)
   local consumer, state = report:match('^(%S+) (%S+)')
-  if not state or not holds(consumer, id) then
+  local held = state and held_for(consumer, id)
+  if not held then
     dropped[#dropped + 1] = id
-  elseif state == 'succeeded' and take(id, consumer) then
+    return
+  end
+  if FETCHED[state] then fetched = math.min(fetched or held, held) end
+  if state == 'succeeded' and take(id, consumer) then
     succeed(id)
     newest = id
-    served[consumer] = (served[consumer] or 0) + 1
+    served[consumer] = true
   elseif state ~= 'started' then
     reports[#reports + 1] = { id, report }
   end
@@ -45,5 +53,5 @@ if #dropped > 0 then redis.call('HDEL', STATES, unpack(dropped)) end
 conclude()
 
 local consumers = {}
-for consumer, files in pairs(served) do consumers[#consumers + 1] = { consumer, files } end
-return { 'OK', scanned[1], counted.succeeded, consumers, reports, message and message.file or '' }
+for consumer in pairs(served) do consumers[#consumers + 1] = consumer end
+return { 'OK', scanned[1], counted.succeeded, consumers, reports, message and message.file or '', fetched or -1 }

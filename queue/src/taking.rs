@@ -1,5 +1,7 @@
 //! What workers say about the files that they hold: taken by the operator, who decides.
 
+use std::time::Duration;
+
 use protocol::RunId;
 
 use crate::Error;
@@ -23,10 +25,13 @@ pub struct ReportsLimit {
 pub struct Taken {
     /// Files that were reported as succeeded, and are settled.
     pub succeeded: u64,
-    /// The pods that these belonged to, and how many: they have room for others.
-    pub served: Vec<(String, u64)>,
+    /// The pods that these belonged to: they have room for others.
+    pub served: Vec<String>,
     /// The key of one of them.
     pub newest: Option<String>,
+    /// Of all files that were fetched, whatever became of them since, how long ago the last was handed out: it was fetched after
+    /// that.
+    pub fetched_within: Option<Duration>,
     /// Files that ended in any other way. They stay until they are settled.
     pub reports: Vec<Reported>,
     /// Whether there was more than reports can be, so that all of it was dropped.
@@ -60,13 +65,15 @@ impl RunQueue {
             }
             cursor = reply.next()?;
             taken.succeeded += reply.next::<u64>()?;
-            taken.served.extend(reply.next::<Vec<(String, u64)>>()?);
+            taken.served.extend(reply.next::<Vec<String>>()?);
             // A worker can write anything, also what is no text.
             for (entry, report) in reply.next::<Vec<(Vec<u8>, Vec<u8>)>>()? {
                 let entry = EntryId(text(&entry));
                 taken.reports.push(Reported { entry, report: text(&report) });
             }
             taken.newest = Some(reply.next::<String>()?).filter(|key| !key.is_empty()).or(taken.newest);
+            let fetched = u64::try_from(reply.next::<i64>()?).ok().map(Duration::from_millis);
+            taken.fetched_within = taken.fetched_within.into_iter().chain(fetched).min();
             if cursor == "0" {
                 return Ok(taken);
             }

@@ -26,13 +26,5 @@ pub(crate) fn process(
     let ending = asked.unwrap_or(ended);
     host.mark(&format!("end {ending}"))?;
     workspace.share_results();
-    let usage = Usage::now(None);
-    Ok(Done {
-        ending,
-        cpu: usage.cpu_since(&before),
-        peak_memory_kib: usage.peak_memory_kib,
-        oom_killed: usage.oom_killed_since(&before),
-        after_term: host.signals.was_terminated(),
-        text: workspace.take_termination_text().unwrap_or_else(|| host.output.tail.last_lines()),
-    })
+    Ok(host.done(ending, &before, &Usage::now(None), workspace.take_termination_text()))
 }

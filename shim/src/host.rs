@@ -21,7 +21,8 @@ use crate::{
     scratch::Scratch,
     signals::Signals,
     spawn::{Spawned, Spawner, Stdin},
-    wire::Ending,
+    usage::Usage,
+    wire::{Done, Ending},
 };
 
 /// A process that keeps stdout open without being ours to kill delays the next file by no more.
@@ -108,6 +109,24 @@ impl Host {
         self.scratch.wipe();
         // There is none only if it was reaped by someone else, which nothing here does.
         Ok(running.main.ending.unwrap_or(Ending::Signaled(0)))
+    }
+
+    /// What is to be said of a file that has ended. Without a text of its own these are the last lines of the log.
+    pub(crate) fn done(
+        &mut self,
+        ending: Ending,
+        before: &Usage,
+        after: &Usage,
+        text: Option<String>,
+    ) -> Done {
+        Done {
+            ending,
+            cpu: after.cpu_since(before),
+            peak_memory_kib: after.peak_memory_kib,
+            oom_killed: after.oom_killed_since(before),
+            after_term: self.signals.was_terminated(),
+            text: text.unwrap_or_else(|| self.output.tail.last_lines()),
+        }
     }
 
     /// Writes a line of our own to the log: at once if it takes it, so that it comes before what follows.

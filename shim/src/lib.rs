@@ -42,8 +42,9 @@ use workspace::Workspace;
 /// Exit code for a file that no retry will help: the filter answered `"retry":false`.
 pub const REJECTED: u8 = 65;
 
-/// Exit code for a command that cannot be executed, as shells have it.
-pub const UNUSABLE: u8 = 126;
+/// Exit code for a command that cannot be executed. Not 126 or 127, as shells have it: a filter that is a script ends so by
+/// itself, and then its file is to blame. Above 192, the last one that a signal can cause.
+pub const UNUSABLE: u8 = 213;
 
 /// Exit code for a file that failed, and for a shim that cannot work.
 pub const FAILED: u8 = 1;

@@ -60,17 +60,9 @@ impl Lines {
         self.learn(ending);
         host.mark(&format!("end {ending}"))?;
         workspace.share_results();
-        let usage = self.usage();
         let reason = reason.map(|reason| beginning(&reason).to_owned());
         let text = workspace.take_termination_text().or(reason);
-        Ok(Done {
-            ending,
-            cpu: usage.cpu_since(&before),
-            peak_memory_kib: usage.peak_memory_kib,
-            oom_killed: usage.oom_killed_since(&before),
-            after_term: host.signals.was_terminated(),
-            text: text.unwrap_or_else(|| host.output.tail.last_lines()),
-        })
+        Ok(host.done(ending, &before, &self.usage(), text))
     }
 
     /// Ends a process that died or spoke up while it had no file: its next answer could be to the last one.

@@ -10,4 +10,5 @@ mod fetch;
 mod harness;
 mod publish;
 mod report;
+mod serve;
 mod sink;

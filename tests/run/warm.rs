@@ -136,6 +136,72 @@ async fn a_command_that_cannot_be_executed_is_told_and_blames_no_file() {
     lab.delete("r").await;
 }
 
+/// The same for a filter that wants lines, in pods that process one file: its shim starts, and its command does not.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_command_that_wants_lines_and_cannot_be_executed_blames_no_file_either() {
+    let lab = Lab::in_mode("lines", Mode::PodPerFile).await;
+    lab.put_many("", 3, |_| "copy".to_owned()).await;
+    let filter = json!([{"name": "main", "image": testbed::images::reference("probe"), "command": ["/missing"],
+        "protocol": "Lines", "imagePullPolicy": "Never"}]);
+    lab.pipeline(json!({"filters": filter})).await;
+    lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
+    let told = lab
+        .until("r", "it says what is wrong", |run| {
+            is_degraded_by(run, "ContainerStartFailed") && message(run, "Degraded").contains("/missing")
+        })
+        .await;
+    assert_eq!(counts(&told), (3, 0, 0), "no file is at fault");
+    lab.delete("r").await;
+}
+
+/// Pods count their files themselves: those that the operator has not seen count, too.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn pods_are_replaced_after_as_many_files_as_they_may_process_whoever_looks() {
+    let mut lab = Lab::in_mode("recycled", Mode::Warm).await;
+    lab.put_many("", 40, |_| "sleep 0.2".to_owned()).await;
+    lab.pipeline(json!({"warm": {"maxFilesPerPod": 10}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
+    for _ in 0..3 {
+        lab.until("r", "files are processed", |run| running(run) > 0).await;
+        lab.kill_operators().await;
+        lab.start_operator();
+    }
+    let run = lab.finished("r").await;
+    assert_eq!((counts(&run), phase(&run)), ((40, 40, 0), Some(Phase::Succeeded)));
+    assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 0));
+    assert!(lab.witness.pods_ever("r") >= 4, "no pod has processed more than ten");
+    lab.check_left_nothing(&run).await;
+    lab.witness.check_monotonic();
+}
+
+/// Whoever has the password of a run's workers writes what is no report, again and again.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() {
+    let lab = Lab::in_mode("flood", Mode::Warm).await;
+    lab.put_many("", 200, |_| "sleep 1".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 1}})).await;
+    lab.until("r", "files are processed", |run| running(run) > 0).await;
+    let (states, mut raw) = (lab.run_id("r").key("states"), lab.raw().await);
+    let flood = "x".repeat(900 << 10);
+    while phase(&lab.get("r").await) == Some(Phase::Running) {
+        redis::cmd("HSET").arg(&states).arg("1-1").arg(&flood).query_async::<u64>(&mut raw).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let run = lab.finished("r").await;
+    assert_eq!(phase(&run), Some(Phase::Failed));
+    assert_eq!(condition(&run, "Succeeded").1, "WorkersMisbehaving");
+    assert!(message(&run, "Succeeded").contains("who uses its password"));
+    let traces = lab.traces().await;
+    assert!(!traces.iter().any(|trace| trace.starts_with("openfilter:")), "the user is gone: {traces:?}");
+    // This test does not write as that user, so that it may have written after the end.
+    redis::cmd("DEL").arg(&states).query_async::<u64>(&mut raw).await.unwrap();
+    assert!(lab.pods().await.is_empty());
+}
+
 /// Pods have the keys that they were started with, so those whose keys are refused make way for new ones.
 #[tokio::test]
 #[ignore = "needs the cluster"]

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use protocol::State;
 use queue::{Claim, EntryId, Inbox, Worker};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use super::reports::Reports;
+use super::stop::Stop;
 use crate::claim::{ClaimError, Patience, QueueSettings};
 
 /// How long one read blocks, and how often the whole inbox is read.
@@ -17,12 +18,12 @@ const BLOCK_AT_THE_END: Duration = Duration::from_millis(50);
 /// More than a pod is ever given.
 const MOST: usize = 100;
 
-/// Reads without end. Once the pod is told to stop it passes on nothing more.
+/// Reads without end. Once the pod is to stop it passes on nothing more.
 pub(crate) async fn read(
     settings: &QueueSettings,
     reports: &Reports,
     files: mpsc::Sender<Claim>,
-    stop: &watch::Sender<bool>,
+    stop: &Stop,
 ) -> Result<(), ClaimError> {
     let mut worker = Worker::new(settings.server.clone(), &settings.stream, &settings.consumer);
     let mut patience = Patience::new(settings);
@@ -53,17 +54,17 @@ pub(crate) async fn read(
 }
 
 struct Reader<'a> {
-    /// Where files go, unless the pod is told to stop.
+    /// Where files go, unless the pod is to stop.
     files: Option<mpsc::Sender<Claim>>,
     /// What was passed on and is still in the inbox.
     known: HashSet<EntryId>,
     reports: &'a Reports,
-    stop: &'a watch::Sender<bool>,
+    stop: &'a Stop,
 }
 
 impl Reader<'_> {
     fn wait(&mut self) -> Duration {
-        if *self.stop.borrow() {
+        if self.stop.is_set() {
             self.files = None;
         }
         if self.files.is_some() { BLOCK } else { BLOCK_AT_THE_END }
@@ -71,7 +72,7 @@ impl Reader<'_> {
 
     async fn pass_on(&mut self, inbox: Inbox) {
         if inbox.is_told_to_stop {
-            self.stop.send_replace(true);
+            self.stop.set("it is told to");
             self.files = None;
         }
         for claim in inbox.claims {

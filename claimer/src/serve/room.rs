@@ -4,7 +4,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use nix::sys::statvfs::statvfs;
+
 use crate::workspace::{Workspace, WorkspaceError, open_folder};
+
+/// The part of the disk that files which are fetched ahead leave free, as a divisor: filters write results, and from there on
+/// kubelet evicts pods.
+const KEPT_FREE: u64 = 10;
 
 /// Root of the volume.
 #[derive(Clone, Debug)]
@@ -33,6 +39,14 @@ impl Room {
         let folder = self.root.join("slots").join(number.to_string());
         fs::create_dir_all(&folder).map_err(WorkspaceError::doing("make the folder", &folder))?;
         Ok(Slot { folder })
+    }
+
+    /// Whether the disk has space for this many bytes that need not come now. One that does not tell is asked by writing.
+    pub(super) fn has_space_for(&self, bytes: u64) -> bool {
+        statvfs(&self.root).map_or(true, |disk| {
+            let unit = disk.fragment_size();
+            leaves_enough(disk.blocks_available() * unit, disk.blocks() * unit, bytes)
+        })
     }
 
     /// Puts a fetched file before the filters.
@@ -94,6 +108,10 @@ pub(crate) fn make(root: &Path) -> Result<(), WorkspaceError> {
     open_folder(&root.join("slots"), 0o700)
 }
 
+fn leaves_enough(available: u64, total: u64, bytes: u64) -> bool {
+    available.saturating_sub(bytes) >= total / KEPT_FREE
+}
+
 fn remove(path: &Path) -> std::io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
 }
@@ -101,6 +119,13 @@ fn remove(path: &Path) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_that_come_later_leave_a_tenth_of_the_disk_free() {
+        assert!(leaves_enough(1_000, 1_000, 900) && !leaves_enough(1_000, 1_000, 901));
+        assert!(!leaves_enough(99, 1_000, 0) && !leaves_enough(1_000, 1_000, u64::MAX));
+        assert!(leaves_enough(0, 0, 0), "a volume that does not know its size");
+    }
 
     #[test]
     fn a_filter_sees_one_file_and_leaves_nothing_to_the_next() {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use kube::ResourceExt;
 use protocol::container::INSTALL;
 
-use crate::names::CONTAINERS_ANNOTATION;
+use crate::names::{CONTAINERS_ANNOTATION, SHIM};
 
 /// Reasons of a runtime for a container whose process was never started: containerd's and CRI-O's, and Docker's.
 const NOT_STARTED: [&str; 2] = ["StartError", "ContainerCannotRun"];
@@ -94,6 +94,14 @@ impl<'a> Containers<'a> {
         limits_memory(of_the_pod)
             || specified(self.pod)
                 .any(|container| container.name == name && limits_memory(container.resources.as_ref()))
+    }
+
+    /// Whether our shim runs the command of a container.
+    pub fn is_behind_shim(&self, name: &str) -> bool {
+        let program = |container: &'a Container| container.command.as_ref()?.first();
+        specified(self.pod)
+            .filter(|container| container.name == name)
+            .any(|container| program(container).is_some_and(|program| program == SHIM))
     }
 }
 

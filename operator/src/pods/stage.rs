@@ -55,6 +55,8 @@ pub struct Failed {
     pub message: String,
     /// Its memory is limited: killed for its memory, it used more than it was given.
     pub memory_limit: bool,
+    /// Our shim runs its command, and some exit codes are the shim's own.
+    pub behind_shim: bool,
 }
 
 /// Words by which the kubelet says that it cannot pull an image; it tries again by itself.
@@ -74,6 +76,14 @@ impl Stuck {
     /// Whether the image is there, and only the container cannot be made of it.
     pub fn has_image(&self) -> bool {
         NOT_CREATED.contains(&self.reason.as_str())
+    }
+}
+
+impl Failed {
+    /// The exit code, if it is one of the shim's own.
+    pub fn of_shim(&self) -> Option<u8> {
+        let code = self.exit_code.and_then(|code| u8::try_from(code).ok());
+        code.filter(|code| self.behind_shim && [shim::UNUSABLE, shim::REJECTED].contains(code))
     }
 }
 
@@ -196,6 +206,7 @@ fn first_failure<'a>(
             .or_else(|| ended.message.clone())
             .unwrap_or_default(),
         memory_limit: containers.has_memory_limit(&container.name),
+        behind_shim: containers.is_behind_shim(&container.name),
     })
 }
 

@@ -276,6 +276,21 @@ fn a_memory_limit_is_read_from_the_container_or_the_pod() {
 }
 
 #[test]
+fn an_exit_code_is_the_shims_only_where_the_shim_is_the_command() {
+    let of_shim = |command: &str, code: u8| {
+        let spec = json!({"containers": [{"name": "a", "command": [command, "--once"]}]});
+        let status = json!({"phase": "Failed", "containerStatuses": [container("a", ended(code.into()))]});
+        let pod = json!({"metadata": {"name": "p"}, "spec": spec, "status": status});
+        let pod = WorkerPod::read(&serde_json::from_value(pod).unwrap(), None, Instant::now());
+        let Stage::Failed(failed) = pod.stage else { panic!("{:?}", pod.stage) };
+        failed.of_shim()
+    };
+    assert_eq!(of_shim(crate::names::SHIM, shim::UNUSABLE), Some(shim::UNUSABLE));
+    assert_eq!(of_shim(crate::names::SHIM, 3), None);
+    assert_eq!(of_shim("/detect", shim::UNUSABLE), None);
+}
+
+#[test]
 fn a_huge_grace_period_is_clamped() {
     let now = Instant::now();
     let grace = |seconds: i64| {

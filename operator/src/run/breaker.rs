@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use strum::VariantArray;
 
 use super::dependency::{Dependency, Operation};
-use super::verdict::{Judgement, Known};
+use super::verdict::{Cause, Judgement, Known};
 use crate::error::Obstacle;
 use crate::pods::{Milestone, WorkerPod};
 
@@ -116,6 +116,10 @@ impl Breakers {
 
     /// Notes what a judgement says about a dependency. An object that fails while another one can be reached is no outage.
     pub fn judged(&mut self, judgement: &Judgement) {
+        if judgement.cause == Cause::Success {
+            // All commands could be executed, also the last one: no pod goes further than that.
+            self.succeeded(Dependency::Container, judgement.at);
+        }
         let Some(dependency) = judgement.dependency() else { return };
         match dependency.operation() {
             Some(operation) if judgement.canary == Some(true) => {
@@ -144,7 +148,7 @@ impl Breakers {
         self.succeeded(Dependency::credentials(operation), at);
     }
 
-    /// A filter has had a file.
+    /// A file was fetched at this moment or later, and filters were started with it.
     pub fn file_fetched(&mut self, at: Instant) {
         self.operation_succeeded(Operation::Fetch, at);
         self.succeeded(Dependency::Workspace, at);
@@ -159,12 +163,9 @@ impl Breakers {
         breakers.filter(|breaker| breaker.open.is_some()).filter_map(|breaker| breaker.last_disruption).max()
     }
 
-    /// Files were processed as a whole: all that they depend on works.
-    pub fn files_succeeded(&mut self, at: Instant, publishes: bool) {
-        self.file_fetched(at);
-        if publishes {
-            self.operation_succeeded(Operation::Publish, at);
-        }
+    /// The results of a file were published.
+    pub fn results_published(&mut self, at: Instant) {
+        self.operation_succeeded(Operation::Publish, at);
     }
 
     /// How long to wait before something that failed is tried again; `None` if nothing fails.

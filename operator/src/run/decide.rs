@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use queue::{State, Stats};
-use strum::AsRefStr;
+use strum::{AsRefStr, VariantArray};
 
 use super::breaker::Probe;
 use super::limits::Limits;
@@ -24,6 +24,8 @@ pub struct Seen<'a> {
     pub suspended: bool,
     /// Whether pods were refused or died so recently that it is better to wait.
     pub backing_off: bool,
+    /// Whether its workers misbehave again and again.
+    pub misbehaving: bool,
     /// Whether only a probe may be created, because something that the run depends on fails.
     pub probe: Probe,
 }
@@ -45,7 +47,7 @@ pub enum Plan {
 }
 
 /// How a run ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, VariantArray)]
 pub enum End {
     /// All files are settled and none, or few enough, failed.
     Completed,
@@ -59,6 +61,8 @@ pub enum End {
     TooManyFailures,
     /// The bucket has more files than a run may have.
     TooManyFiles,
+    /// Workers wrote more into Valkey than reports can be, again and again.
+    WorkersMisbehaving,
     /// It was being ended when the operator crashed, and how is written down in Valkey.
     Aborted,
 }
@@ -67,7 +71,11 @@ impl End {
     /// Whether files that are not settled are given up.
     pub fn is_abort(self) -> bool {
         match self {
-            Self::TimedOut | Self::TooManyFailures | Self::TooManyFiles | Self::Aborted => true,
+            Self::TimedOut
+            | Self::TooManyFailures
+            | Self::TooManyFiles
+            | Self::WorkersMisbehaving
+            | Self::Aborted => true,
             Self::Completed | Self::FilesFailed | Self::NoFilesFound => false,
         }
     }
@@ -75,9 +83,12 @@ impl End {
 
 /// Decides.
 pub fn decide(seen: &Seen<'_>) -> Plan {
-    let Seen { stats, limits, alive, in_flight, suspended, backing_off, probe } = *seen;
+    let Seen { stats, limits, alive, in_flight, suspended, backing_off, misbehaving, probe } = *seen;
     if let Some(end) = end(stats, limits) {
         return Plan::End(end);
+    }
+    if misbehaving {
+        return Plan::End(End::WorkersMisbehaving);
     }
     let left = limits.time_left(stats);
     let wake = [left, stats.next_retry, probe.wake()].into_iter().flatten().min();
@@ -157,6 +168,7 @@ mod tests {
             in_flight: 0,
             suspended: false,
             backing_off: false,
+            misbehaving: false,
             probe: Probe::Full,
         }
     }
@@ -272,6 +284,25 @@ mod tests {
             Plan::End(End::Completed),
             "nothing is left to stop"
         );
+    }
+
+    #[test]
+    fn workers_that_misbehave_again_and_again_stop_a_run_that_has_not_ended() {
+        let limits = limits(json!({}));
+        let with = |stats: &Stats| decide(&Seen { misbehaving: true, ..seen(stats, &limits) });
+        assert_eq!(with(&stats(5, 1, 0, 0)), Plan::End(End::WorkersMisbehaving));
+        assert!(End::WorkersMisbehaving.is_abort(), "what is queued is given up");
+        assert_eq!(with(&stats(0, 0, 5, 0)), Plan::End(End::Completed), "nothing is left to stop");
+    }
+
+    #[test]
+    fn every_end_is_documented() {
+        let docs = include_str!("../../../docs/runs.md");
+        // It is only how a restarted operator carries on: the reason that was written down is shown.
+        for end in End::VARIANTS.iter().filter(|end| **end != End::Aborted) {
+            let row = format!("| `{}` |", end.as_ref());
+            assert!(docs.contains(&row), "docs/runs.md has no row {row}");
+        }
     }
 
     #[test]

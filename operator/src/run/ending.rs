@@ -39,6 +39,10 @@ impl Pass<'_> {
             partly_listed: false,
         };
         let outcome = serde_json::to_string(&outcome).map_err(Error::Json)?;
+        if end == End::WorkersMisbehaving {
+            // First, so that nothing more is written: this ends the user's connections, too.
+            WorkerUser::remove(&self.ctx.valkey, &prepared.run_id, &self.owner().uid).await?;
+        }
         let ending = if end.is_abort() { Ending::Abort { reason: end.as_ref() } } else { Ending::Finish };
         while let Closed::More { .. } =
             prepared.queue.close(ending, &outcome, &self.ctx.settings.retention).await?

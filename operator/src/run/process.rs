@@ -133,6 +133,7 @@ impl Pass<'_> {
             in_flight,
             suspended: suspended || self.memory.withheld.is_some(),
             backing_off,
+            misbehaving: self.memory.warm.floods.are_too_many(),
             probe,
         });
         if matches!(plan, Plan::GoOn { create: 0, .. }) && in_flight == 0 && !backing_off {

@@ -1,6 +1,5 @@
 //! Decides the fate of files whose pods have ended, are gone, do not start or take too long, in batches.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use super::warm::TakenReports;
 use super::workers::BATCH;
 use crate::error::Error;
 use crate::metrics::Outcome;
-use crate::pods::{Failed, Stage, WorkerPod};
+use crate::pods::{Stage, WorkerPod};
 
 /// How much longer than its grace period a pod may take to go before its node counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(5);
@@ -153,14 +152,7 @@ impl Pass<'_> {
     }
 
     fn judge(&self, prepared: &Prepared, pod: &WorkerPod) -> Option<Judgement> {
-        let mut non_retryable = Cow::from(&prepared.limits.non_retryable);
-        // A filter that wants lines has said that another attempt is of no use, which its shim tells by its exit code.
-        if let Stage::Failed(Failed { container: Some(container), .. }) = &pod.stage
-            && prepared.snapshot.filter_speaks_lines(container)
-        {
-            non_retryable.to_mut().push(i32::from(shim::REJECTED));
-        }
-        verdict::of(pod, &non_retryable, &self.memory.breakers.known())
+        verdict::of(pod, &prepared.limits.non_retryable, &self.memory.breakers.known())
     }
 
     /// A pod that we removed ended because of that: a file that it claimed meanwhile was not tried. Without keys, nothing that

@@ -186,6 +186,11 @@ fn how_it_ended(outcome: &Outcome, counts: Counts) -> String {
             counts.total_files,
             summary(counts)
         )
+    } else if outcome.reason == End::WorkersMisbehaving.as_ref() {
+        format!(
+            "the run was stopped because its workers wrote more into Valkey than reports can be, again and again, and their Valkey user was removed: find out who uses its password (the Secret of the run's workers, read by a person or a program), then create the run under another name; {}",
+            summary(counts)
+        )
     } else if outcome.partly_listed {
         format!(
             "{}; the run ended before the whole bucket was listed, and files that were not listed are not counted",
@@ -407,6 +412,25 @@ mod tests {
         assert!(
             good.conditions.iter().any(|condition| condition.message == "1 of 2 files succeeded, 1 failed")
         );
+    }
+
+    #[test]
+    fn a_run_whose_workers_misbehaved_says_what_to_do() {
+        let outcome = Outcome {
+            succeeded: false,
+            reason: End::WorkersMisbehaving.as_ref().to_owned(),
+            start_time: None,
+            completion_time: at(9),
+            job_name: None,
+            recent_failures: Vec::new(),
+            skipped_files: 0,
+            partly_listed: true,
+        };
+        let counts = Counts { total_files: 5, queued: 0, running: 0, succeeded: 2, failed: 3 };
+        let words = end_in_words(&outcome, counts);
+        for part in ["user was removed", "who uses its password", "under another name", "2 of 5"] {
+            assert!(words.contains(part), "no {part} in {words}");
+        }
     }
 
     #[test]

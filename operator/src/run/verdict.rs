@@ -234,8 +234,13 @@ fn cause(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32]) -> Cause {
         PUBLISHER => exit.map_or(Cause::Worker, of_publisher),
         // Without a limit of its own it was killed because others used too much.
         _ if reason == "OOMKilled" && !memory_limit => Cause::Pod,
-        _ if exit_code.is_some_and(|code| non_retryable.contains(&code)) => Cause::Input,
-        _ => Cause::File,
+        _ => match failed.of_shim() {
+            Some(shim::UNUSABLE) => Cause::Dependency(Dependency::Container),
+            // The filter has answered that another attempt is of no use.
+            Some(_) => Cause::Input,
+            None if exit_code.is_some_and(|code| non_retryable.contains(&code)) => Cause::Input,
+            None => Cause::File,
+        },
     }
 }
 

@@ -1,12 +1,13 @@
 //! Pods that process many files: takes what their workers report, keeps them supplied, and tells those to end that are not
 //! wanted any more.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use protocol::{FileState, State};
 use queue::{EntryId, Pending, ReportsLimit, Settlement, Stats, Verdict};
 
+use super::decide::End;
 use super::pass::{Pass, Prepared};
 use super::verdict::{self, Rules};
 use super::{GATHER, PUBLISH_EVERY};
@@ -26,6 +27,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// How often another pod is a probe while files are processed that were fetched before.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
+/// Floods of reports that come within this time of each other are one.
+const FLOOD_LASTS: Duration = Duration::from_secs(5);
+/// How many floods end a run, if they come within [`FLOODS_WITHIN`]: one can be a mistake of ours in counting pods.
+const FLOODS_MAX: usize = 3;
+const FLOODS_WITHIN: Duration = Duration::from_secs(600);
+
 /// What taking reports has shown.
 #[derive(Default)]
 pub struct TakenReports {
@@ -40,14 +47,32 @@ pub struct TakenReports {
 pub struct WarmMemory {
     /// Pods that were told to end.
     pub stopping: HashMap<String, Instant>,
-    /// Files that each pod has processed.
-    processed: HashMap<String, u64>,
+    /// When workers wrote more than reports can be.
+    pub floods: Floods,
     /// Passes in a row without a report.
     idle_passes: u32,
     /// When all pods, or one as a probe, were last supplied.
     supplied: Option<Instant>,
     /// How often one was a probe.
     probes: usize,
+}
+
+/// When workers wrote more than reports can be, the newest last.
+#[derive(Default)]
+pub struct Floods(VecDeque<Instant>);
+
+impl Floods {
+    fn noticed(&mut self, now: Instant) {
+        if self.0.back().is_none_or(|last| now.duration_since(*last) >= FLOOD_LASTS) {
+            self.0.push_back(now);
+        }
+        self.0.retain(|flood| now.duration_since(*flood) < FLOODS_WITHIN);
+    }
+
+    /// Whether there were so many that the run is better stopped.
+    pub fn are_too_many(&self) -> bool {
+        self.0.len() >= FLOODS_MAX
+    }
 }
 
 impl Pass<'_> {
@@ -62,12 +87,18 @@ impl Pass<'_> {
                 "the run's workers wrote more than {reports} reports or {} bytes of them into Valkey: all of it was dropped, and what is true is reported again",
                 limit.bytes
             );
-            self.ctx.warn(self.run, "WorkersMisbehaving", note);
+            self.ctx.warn(self.run, End::WorkersMisbehaving.as_ref(), note);
+            self.memory.warm.floods.noticed(self.now);
+        }
+        // Files may have been fetched long before they ended, and the storage may have failed since.
+        if let Some(handed_out) = taken.fetched_within.and_then(|ago| self.now.checked_sub(ago)) {
+            self.memory.breakers.file_fetched(handed_out);
         }
         if taken.succeeded > 0 {
             self.ctx.metrics.settled(Outcome::Succeeded, taken.succeeded);
-            let publishes = prepared.snapshot.spec.sink.is_some();
-            self.memory.breakers.files_succeeded(self.now, publishes);
+            if prepared.snapshot.spec.sink.is_some() {
+                self.memory.breakers.results_published(self.now);
+            }
         }
         if let Some(key) = &taken.newest {
             self.memory.canaries.fetched(key, self.now);
@@ -75,13 +106,6 @@ impl Pass<'_> {
         let mut settlements = Vec::new();
         for reported in &taken.reports {
             let Some(judgement) = verdict::of_report(reported, &self.rules(prepared)) else { continue };
-            // A filter had the file.
-            if matches!(
-                FileState::parse(&reported.report),
-                Some(FileState { state: State::FilterFailed(_), .. })
-            ) {
-                self.memory.breakers.file_fetched(self.now);
-            }
             self.memory.breakers.judged(&judgement);
             let consumer = reported.report.split(' ').next().unwrap_or_default().to_owned();
             let verdict = judgement.verdict;
@@ -92,14 +116,9 @@ impl Pass<'_> {
             settlements.push(Settlement { entry: reported.entry.clone(), consumer, verdict });
         }
         self.settle_entries(prepared, &settlements).await?;
+        let files = usize::try_from(taken.succeeded).unwrap_or(usize::MAX).saturating_add(settlements.len());
         let mut served = taken.served;
-        served.extend(settlements.into_iter().map(|settlement| (settlement.consumer, 1)));
-        for (pod, files) in &served {
-            *self.memory.warm.processed.entry(pod.clone()).or_default() += files;
-        }
-        let files = served.iter().map(|(_, files)| files).sum::<u64>();
-        let files = usize::try_from(files).unwrap_or(usize::MAX);
-        let served = served.into_iter().map(|(pod, _)| pod).collect();
+        served.extend(settlements.into_iter().map(|settlement| settlement.consumer));
         let warm = &mut self.memory.warm;
         warm.idle_passes = if files > 0 { 0 } else { warm.idle_passes.saturating_add(1) };
         Ok(TakenReports { files, served })
@@ -157,10 +176,10 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Tells pods to end: as many as are too many, and those that are old, have processed enough, or whose keys are refused. They
-    /// finish their file.
+    /// Tells pods to end: as many as are too many, and those whose keys are refused, or that are old and have not noticed it
+    /// themselves. They finish their file.
     pub async fn stop_unwanted(&mut self, prepared: &Prepared, too_many: u64) -> Result<(), Error> {
-        let limits = prepared.snapshot.spec.warm_limits();
+        let max_age = prepared.snapshot.spec.warm_limits().max_pod_age;
         let serving: Vec<_> = self.view.pods.iter().filter(|pod| pod.can_serve()).collect();
         let warm = &mut self.memory.warm;
         let keys_refused = self.memory.breakers.keys_refused();
@@ -173,14 +192,12 @@ impl Pass<'_> {
         let mut tell = Vec::new();
         for pod in serving {
             let told = warm.stopping.get(&pod.name).copied();
-            let is_old = self.now.duration_since(pod.since) >= limits.max_pod_age;
-            let has_done_enough =
-                warm.processed.get(&pod.name).is_some_and(|files| *files >= limits.max_files_per_pod);
+            let is_old = self.now.duration_since(pod.since) >= max_age;
             // A pod has the keys that it was started with: a new one has the keys of now.
             let has_old_keys = keys_refused.is_some_and(|at| pod.since < at);
             let is_due = match told {
                 Some(told) => self.now.duration_since(told) >= PUBLISH_EVERY,
-                None if is_old || has_done_enough || has_old_keys => true,
+                None if is_old || has_old_keys => true,
                 None if too_many > 0 => {
                     too_many -= 1;
                     true
@@ -194,7 +211,6 @@ impl Pass<'_> {
         }
         let known: HashSet<&str> = self.view.pods.iter().map(|pod| pod.name.as_str()).collect();
         warm.stopping.retain(|name, _| known.contains(name.as_str()));
-        warm.processed.retain(|name, _| known.contains(name.as_str()));
         prepared.queue.stop(&tell).await?;
         Ok(())
     }
@@ -215,5 +231,26 @@ impl Pass<'_> {
             said.is_some_and(|said| said.pod == claim.consumer && said.state == State::Started)
         };
         Ok(claims.iter().zip(said).filter(is_begun).map(|(claim, _)| claim.entry.clone()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floods_that_return_are_too_many_and_one_that_lasts_is_not() {
+        let (mut floods, start) = (Floods::default(), Instant::now());
+        for flood in 1..FLOODS_MAX {
+            let begins = start + FLOOD_LASTS * 2 * u32::try_from(flood).unwrap_or_default();
+            for look in 0..50 {
+                floods.noticed(begins + LOOK_AGAIN / 10 * look);
+            }
+            assert!(!floods.are_too_many(), "{flood}");
+        }
+        floods.noticed(start + FLOODS_WITHIN);
+        assert!(floods.are_too_many());
+        floods.noticed(start + FLOODS_WITHIN * 2);
+        assert!(!floods.are_too_many(), "those before it are long ago");
     }
 }

@@ -75,6 +75,19 @@ fn a_success_between_them_starts_the_count_again() {
     assert_eq!(probe(&breakers, now, &[]), Probe::Full);
 }
 
+/// Workers that process many files fetch them before their turn, and report them when they begin and when they end.
+#[test]
+fn a_file_that_was_handed_out_before_an_outage_does_not_end_it_when_it_succeeds() {
+    let began = Instant::now();
+    let mut breakers = outage(began + SECOND);
+    breakers.file_fetched(began);
+    assert_eq!(breakers.open_labels().collect::<Vec<_>>(), ["source"], "it may have been fetched before");
+    breakers.results_published(began + SECOND * 2);
+    assert_eq!(breakers.open_labels().collect::<Vec<_>>(), ["source"], "the sink is another storage");
+    breakers.file_fetched(began + SECOND * 2);
+    assert_eq!(breakers.open_labels().count(), 0);
+}
+
 #[test]
 fn one_probe_at_a_time_after_one_second_doubling_to_five() {
     let mut now = Instant::now();
@@ -270,4 +283,31 @@ fn what_may_be_created_is_capped() {
         assert_eq!(probe.cap(0), 0);
         assert_eq!(probe.wake(), (probe == Probe::Wait(SECOND)).then_some(SECOND));
     }
+}
+
+/// The shim of a filter's container has started when its command has not, so that no pod starts more containers.
+#[test]
+fn a_command_that_cannot_be_executed_opens_the_breaker_and_a_pod_that_succeeds_closes_it() {
+    let (mut breakers, now) = (Breakers::default(), Instant::now());
+    let started = |at| Started { containers: 2, last: Milestone { at, witnessed: true } };
+    let failed = Failed {
+        container: Some("detect".to_owned()),
+        exit_code: Some(shim::UNUSABLE.into()),
+        behind_shim: true,
+        ..Failed::default()
+    };
+    let ended = |stage: Stage, at: Instant| WorkerPod {
+        started: Some(started(at)),
+        ..WorkerPod::in_stage("p", stage, at + SECOND)
+    };
+    for second in 0..OPENS_AFTER {
+        let pod = ended(Stage::Failed(failed.clone()), now + SECOND * second);
+        breakers.observe([&pod]);
+        breakers.judged(&verdict::of(&pod, &[], &breakers.known()).expect("it has ended"));
+    }
+    assert_eq!(breakers.obstacle().map(|found| found.reason), Some(Reason::ContainerStartFailed));
+    let pod = ended(Stage::Succeeded, now + SECOND * 9);
+    breakers.observe([&pod]);
+    breakers.judged(&verdict::of(&pod, &[], &breakers.known()).expect("it has ended"));
+    assert_eq!(breakers.obstacle(), None);
 }

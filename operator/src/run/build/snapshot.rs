@@ -64,11 +64,6 @@ impl Snapshot {
         self.spec.filters.iter().any(|filter| filter.protocol == Protocol::Lines)
     }
 
-    /// Whether this one does.
-    pub fn filter_speaks_lines(&self, filter: &str) -> bool {
-        self.spec.filters.iter().any(|found| found.name == filter && found.protocol == Protocol::Lines)
-    }
-
     /// Whether the memory of a filter is limited.
     pub fn has_memory_limit(&self, filter: &str) -> bool {
         let named = self.spec.filters.iter().find(|named| named.name == filter);

@@ -2,7 +2,7 @@
 //! as the pod lives: each filter's container runs the shim, which starts the filter's command once per file, and only the worker
 //! has keys. In a pod that processes one file the shim speaks to filters that want lines.
 
-use crds::rules::parse_duration;
+use crds::rules::{WarmLimits, parse_duration};
 use crds::v1alpha1::{Filter, Order, Protocol};
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, EnvVar, Volume, VolumeMount};
 use protocol::container::{INSTALL, WORKER};
@@ -10,6 +10,7 @@ use protocol::env;
 
 use super::pod::{Recipe, WORKSPACE, variable, volume};
 use super::snapshot::Role;
+use crate::names::SHIM;
 
 /// The volume with the shim and the filters' sockets, and where it is mounted.
 const TOOLS: (&str, &str) = ("openfilter", "/.openfilter");
@@ -57,7 +58,10 @@ impl Recipe<'_> {
             Order::Concurrent => "Concurrent",
         };
         env.push(variable(env::ORDER, order));
-        env.push(variable(env::PREFETCH_BYTES, spec.warm_limits().prefetch_bytes.to_string()));
+        let WarmLimits { max_files_per_pod, max_pod_age, prefetch_bytes } = spec.warm_limits();
+        env.push(variable(env::PREFETCH_BYTES, prefetch_bytes.to_string()));
+        env.push(variable(env::MAX_FILES, max_files_per_pod.to_string()));
+        env.push(variable(env::MAX_AGE, format!("{}s", max_pod_age.as_secs())));
         let file_timeout = self.run.spec.execution.file_timeout.as_deref().and_then(parse_duration);
         env.extend(file_timeout.map(|limit| variable(env::FILE_TIMEOUT, format!("{}ms", limit.as_millis()))));
         env.extend(self.bucket_env(Role::Source, &spec.source.bucket));
@@ -96,7 +100,7 @@ pub fn tools() -> Volume {
 
 /// Lets the shim start the filter's command.
 fn run_in_shim(container: &mut Container, filter: &Filter, how: &[String]) {
-    let mut shim = vec![format!("{}/bin/shim", TOOLS.1), "--filter".to_owned(), filter.name.clone()];
+    let mut shim = vec![SHIM.to_owned(), "--filter".to_owned(), filter.name.clone()];
     shim.extend_from_slice(how);
     if filter.protocol == Protocol::Lines {
         shim.push("--lines".to_owned());
@@ -155,6 +159,9 @@ mod tests {
         assert_eq!(value(worker, "OPENFILTER_FILTERS"), Some("a,b"));
         assert_eq!(value(worker, "OPENFILTER_FILE_TIMEOUT"), Some("90000ms"));
         assert_eq!(value(worker, "OPENFILTER_PREFETCH_BYTES"), Some("268435456"));
+        let limited = warm(json!({"warm": {"maxFilesPerPod": 7, "maxPodAge": "1h30m"}}));
+        assert_eq!(value(&limited.containers[0], "OPENFILTER_MAX_FILES"), Some("7"));
+        assert_eq!(value(&limited.containers[0], "OPENFILTER_MAX_AGE"), Some("5400s"));
         assert_eq!(value(worker, "SINK_FROM"), None, "there is no sink");
         let sink = json!({"bucket": {"name": "out", "prefix": "res/", "endpoint": "s3"}});
         let with_sink = warm(json!({"sink": sink}));

@@ -33,6 +33,9 @@ pub fn of(pod: &WorkerPod, failed: &Failed, cause: Cause) -> String {
             )
         }
         (Some(_), _) if is_start_error(Some(reason)) => format!("{reason}: {name} does not start"),
+        (Some(_), _) if failed.of_shim() == Some(shim::UNUSABLE) => {
+            format!("{}: {name} does not start", Exit::FilterUnusable.as_ref())
+        }
         (Some(_), _) if cause == Cause::Pod => format!("{reason}: the node lost {name}"),
         (Some(_), _) => {
             format!("{name} exited with code {}", exit_code.map_or("?".to_owned(), |code| code.to_string()))

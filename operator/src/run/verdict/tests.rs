@@ -33,6 +33,15 @@ fn of_added_container() -> WorkerPod {
     pod
 }
 
+/// A filter whose command our shim runs.
+fn behind_shim(exit_code: u8) -> WorkerPod {
+    let mut pod = failed(Some("detect"), Some(exit_code.into()), "Error", "cannot execute `/detect`");
+    if let Stage::Failed(failed) = &mut pod.stage {
+        failed.behind_shim = true;
+    }
+    pod
+}
+
 fn deleted(mut pod: WorkerPod) -> WorkerPod {
     pod.deleting = Some(Deleting { since: pod.since, grace: SECOND });
     pod
@@ -105,6 +114,12 @@ fn a_file_is_charged_only_when_its_own_processing_failed() {
         ("the pod exceeds its own storage", whole("Evicted"), File),
         ("its node has too little memory", killed_for_memory("resize", false), Pod),
         ("a filter cannot be started", filter(128, "StartError"), image),
+        ("a filter's command cannot be executed", behind_shim(shim::UNUSABLE), image),
+        ("a filter ends with the code of the shim", filter(shim::UNUSABLE.into(), "Error"), File),
+        ("a filter that is a script lacks a program", behind_shim(127), File),
+        ("a filter answers that its input is bad", behind_shim(shim::REJECTED), Input),
+        ("a filter without a shim ends so", filter(shim::REJECTED.into(), "Error"), File),
+        ("it is deleted while a command cannot be executed", deleted(behind_shim(shim::UNUSABLE)), Pod),
         ("our claimer cannot be started", failed(Some(CLAIMER), Some(128), "StartError", ""), image),
         ("its node is short of something", doomed(whole("Evicted"), "TerminationByKubelet"), Pod),
         ("its node is drained", doomed(filter(143, "Error"), "EvictionByEvictionAPI"), Pod),
@@ -320,4 +335,10 @@ fn the_reason_of_an_end_from_outside_is_kubernetes_own_word() {
         reason_of(&failed(Some("resize"), Some(128), "StartError", "no such file")),
         "StartError: resize does not start: no such file"
     );
+}
+
+#[test]
+fn the_reason_of_a_command_that_cannot_be_executed_names_the_filter_and_the_command() {
+    let reason = reason_of(&behind_shim(shim::UNUSABLE));
+    assert_eq!(reason, "FilterUnusable: detect does not start: cannot execute `/detect`");
 }

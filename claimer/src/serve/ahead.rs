@@ -1,0 +1,93 @@
+//! Fetches files before their turn, as far as bytes and disk allow.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use queue::Claim;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::{self, JoinHandle};
+
+use super::reports::Reports;
+use super::room::{Room, Slot};
+use super::say_failed;
+use super::stop::Stop;
+use super::transfers::Transfers;
+
+/// A file that is being fetched, or is.
+pub(super) struct Next {
+    pub(super) claim: Claim,
+    /// Where it is; nothing if it could not be fetched.
+    pub(super) fetched: JoinHandle<Option<Slot>>,
+    /// Its part of what may be fetched before its turn.
+    pub(super) share: OwnedSemaphorePermit,
+}
+
+pub(super) struct FetchAhead {
+    room: Room,
+    transfers: Arc<Transfers>,
+    reports: Arc<Reports>,
+    stop: Stop,
+    /// In KiB.
+    bytes: Arc<Semaphore>,
+    most: u32,
+    /// Bytes that are being fetched, and may not be on the disk yet.
+    under_way: Rc<Cell<u64>>,
+}
+
+impl FetchAhead {
+    pub(super) fn new(
+        room: Room,
+        transfers: Arc<Transfers>,
+        reports: Arc<Reports>,
+        stop: Stop,
+        prefetch_bytes: u64,
+    ) -> Self {
+        let most = u32::try_from(prefetch_bytes / 1024).unwrap_or(u32::MAX).max(1);
+        let bytes = Arc::new(Semaphore::new(most as usize));
+        Self { room, transfers, reports, stop, bytes, most, under_way: Rc::default() }
+    }
+
+    /// Goes on as long as the pod lives.
+    pub(super) async fn run(
+        &self,
+        mut files: mpsc::Receiver<Claim>,
+        ready: mpsc::Sender<Next>,
+    ) -> Infallible {
+        let mut number = 0;
+        while let Some(claim) = files.recv().await {
+            let share = Arc::clone(&self.bytes).acquire_many_owned(self.share_of(claim.file.size)).await;
+            let Ok(share) = share else { break };
+            number += 1;
+            let fetched = task::spawn_local(self.fetch(number, &claim));
+            // Nobody takes it: the pod ends.
+            if ready.send(Next { claim, fetched, share }).await.is_err() {
+                break;
+            }
+        }
+        drop(ready);
+        std::future::pending().await
+    }
+
+    /// A file that is larger than all that may be fetched ahead, or for which the disk has too little space, is fetched alone.
+    fn share_of(&self, size: u64) -> u32 {
+        if !self.room.has_space_for(self.under_way.get().saturating_add(size)) {
+            return self.most;
+        }
+        u32::try_from(size / 1024 + 1).unwrap_or(u32::MAX).min(self.most)
+    }
+
+    /// A failure is reported at once, not in its turn: it says that the storage fails now.
+    fn fetch(&self, number: u64, claim: &Claim) -> impl Future<Output = Option<Slot>> + use<> {
+        let (room, transfers, claim) = (self.room.clone(), Arc::clone(&self.transfers), claim.clone());
+        let (reports, stop) = (Arc::clone(&self.reports), self.stop.clone());
+        let (under_way, size) = (Rc::clone(&self.under_way), claim.file.size);
+        under_way.set(under_way.get().saturating_add(size));
+        async move {
+            let fetched = transfers.fetch(&room, number, &claim).await;
+            under_way.set(under_way.get().saturating_sub(size));
+            fetched.map_err(|failure| say_failed(&reports, &stop, &claim.entry, failure)).ok()
+        }
+    }
+}

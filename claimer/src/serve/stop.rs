@@ -1,0 +1,29 @@
+//! Whether the pod is to end: its files are finished or released, and no other is begun.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Shared by all tasks of the worker, which run on one thread.
+#[derive(Clone, Default)]
+pub(super) struct Stop(Rc<Cell<bool>>);
+
+impl Stop {
+    pub(super) fn is_set(&self) -> bool {
+        self.0.get()
+    }
+
+    /// Lets the pod end; the first reason is logged.
+    pub(super) fn set(&self, why: &str) {
+        if !self.0.replace(true) {
+            eprintln!("this pod ends: {why}");
+        }
+    }
+
+    /// Lets the pod end once it is old, and never returns.
+    pub(super) async fn set_after<T>(&self, age: Duration) -> T {
+        tokio::time::sleep(age).await;
+        self.set("it has reached its age");
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,166 @@
+//! A pod that processes many files: the worker and the shim as processes, and an operator that settles what they report.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use protocol::RunId;
+use queue::{
+    Disruption, Failure, ReportsLimit, RetryPolicy, Rights, RunQueue, Settlement, Stats, Verdict, WorkerUser,
+};
+
+use super::harness::{Bench, Ended, listed, noise};
+
+const KIB: usize = 1024;
+const POLICY: RetryPolicy = RetryPolicy {
+    max_attempts: 3,
+    max_disruptions: 9,
+    backoff_initial: Duration::ZERO,
+    backoff_max: Duration::ZERO,
+    keep_results: 0,
+};
+const LIMIT: ReportsLimit = ReportsLimit { reports: 1_000, bytes: 1 << 20 };
+
+/// What a pod does: it is made ready, the shim starts the filter's command, and the worker is the first process.
+const POD: &str = r#""$0" install --shim "$SHIM" && {
+    "$SHIM" --filter detect --socket "$OPENFILTER_LINKS/link/detect/socket" --workspace "$WORKSPACE/ws" \
+        --termination-log /dev/null -- sh -c "$FILTER" &
+    exec "$0" serve
+}"#;
+
+fn shim() -> String {
+    static SHIM: OnceLock<String> = OnceLock::new();
+    SHIM.get_or_init(|| tests::program::program("shim").display().to_string()).clone()
+}
+
+/// A pod whose filter is this script.
+async fn pod(filter: &str) -> Bench {
+    let mut bench = Bench::start().await;
+    let run = RunId::derive("team-a", "monday").unwrap();
+    bench.user = WorkerUser::generate(&run, "uid-1", Rights::Serve).unwrap();
+    bench.user.ensure(&bench.valkey.connect()).await.unwrap();
+    let (name, password) = (bench.user.name.clone(), bench.user.password.reveal().to_owned());
+    let links = bench.folder.path().join("links").display().to_string();
+    bench.set("VALKEY_USERNAME", name).set("VALKEY_PASSWORD", password).set("OPENFILTER_LINKS", links);
+    bench.set("OPENFILTER_FILTERS", "detect").set("SHIM", shim()).set("FILTER", filter);
+    bench.env.remove("SINK_FROM");
+    bench
+}
+
+/// Runs the pod with these files until it ends by itself. What it reported beside successes, with how many there were before.
+async fn serve(bench: &Bench, files: &[(&str, usize)], disk: Option<&str>) -> (Ended, Vec<(u64, String)>) {
+    let mut stored = Vec::new();
+    for (key, size) in files {
+        stored.push(bench.store(key, &noise(*size)).await);
+    }
+    bench.enqueue(stored).await;
+    serve_queue(bench, disk).await
+}
+
+async fn serve_queue(bench: &Bench, disk: Option<&str>) -> (Ended, Vec<(u64, String)>) {
+    bench.queue.fill(&["pod-1".to_owned()], 16).await.unwrap();
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let operator = tokio::spawn(settle(bench.queue.clone(), Arc::clone(&said)));
+    let ended = match disk {
+        None => bench.run(&mut bench.wrapped(&["sh", "-c", POD])).await,
+        Some(size) => {
+            let workspace = bench.workspace();
+            let mount = format!("mount -t tmpfs -o size={size} tmpfs {} && {POD}", workspace.display());
+            let wrapper = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", &mount];
+            bench.run(&mut bench.wrapped(&wrapper)).await
+        }
+    };
+    operator.abort();
+    let said = said.lock().unwrap().clone();
+    (ended, said)
+}
+
+async fn settle(queue: RunQueue, said: Arc<Mutex<Vec<(u64, String)>>>) {
+    let mut succeeded = 0;
+    loop {
+        let taken = queue.take(LIMIT, &POLICY).await.unwrap();
+        succeeded += taken.succeeded;
+        for reported in taken.reports {
+            let (consumer, words) = reported.report.split_once(' ').unwrap();
+            said.lock().unwrap().push((succeeded, words.to_owned()));
+            let failure = Failure::new(words, None);
+            let verdict = match words {
+                "released" => Verdict::Released,
+                _ => Verdict::Disrupted(Disruption { failure, counts: true }),
+            };
+            let settlement = Settlement { entry: reported.entry, consumer: consumer.to_owned(), verdict };
+            queue.settle(&[settlement], &POLICY).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Queued, being processed, succeeded and disrupted.
+async fn counts(bench: &Bench) -> (u64, u64, u64, u64) {
+    let Stats { queued, running, succeeded, disrupted, .. } = bench.queue.stats().await.unwrap();
+    (queued, running, succeeded, disrupted)
+}
+
+const SMALL: [(&str, usize); 4] = [("a", 9), ("b", 9), ("c", 9), ("d", 9)];
+
+#[tokio::test]
+async fn a_pod_that_has_processed_as_many_files_as_it_may_releases_the_others_and_ends_well() {
+    let mut bench = pod("sleep 0.1").await;
+    bench.set("OPENFILTER_MAX_FILES", "2");
+    let (ended, said) = serve(&bench, &SMALL, None).await;
+    ended.assert_ok();
+    assert_eq!(counts(&bench).await, (2, 0, 2, 0), "{said:?}");
+    assert!(ended.stderr.contains("as many files as it may"), "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn a_pod_that_has_reached_its_age_finishes_its_file_releases_the_others_and_ends_well() {
+    let mut bench = pod("sleep 4").await;
+    bench.set("OPENFILTER_MAX_AGE", "2s");
+    let (ended, said) = serve(&bench, &SMALL, None).await;
+    ended.assert_ok();
+    assert_eq!(counts(&bench).await, (3, 0, 1, 0), "{said:?}");
+}
+
+#[tokio::test]
+async fn an_idle_pod_ends_at_its_age_too() {
+    let mut bench = pod("true").await;
+    bench.set("OPENFILTER_MAX_AGE", "1s");
+    let (ended, _) = serve(&bench, &[], None).await;
+    ended.assert_ok();
+    assert!(ended.took >= Duration::from_secs(1) && ended.took < Duration::from_secs(20), "{:?}", ended.took);
+}
+
+#[tokio::test]
+async fn a_pod_whose_disk_is_full_says_so_and_ends_well() {
+    let bench = pod("sleep 0.1").await;
+    let (ended, said) = serve(&bench, &[("large", 2 * KIB * KIB), ("small", 9)], Some("1m")).await;
+    ended.assert_ok();
+    let full: Vec<_> = said.iter().filter(|(_, words)| words.starts_with("fetch DiskFull")).collect();
+    assert_eq!(full.len(), 1, "{said:?}");
+    let (queued, running, succeeded, disrupted) = counts(&bench).await;
+    assert_eq!((queued + succeeded, running, disrupted), (2, 0, 1), "{said:?}");
+}
+
+/// Two files fit beside each other, and three do not.
+#[tokio::test]
+async fn no_file_is_fetched_ahead_that_would_fill_the_disk() {
+    let mut bench = pod("sleep 0.1").await;
+    bench.set("OPENFILTER_MAX_FILES", "4");
+    let files = SMALL.map(|(key, _)| (key, 400 * KIB));
+    let (ended, said) = serve(&bench, &files, Some("1m")).await;
+    ended.assert_ok();
+    assert_eq!((counts(&bench).await, said.len()), ((0, 0, 4, 0), 0), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_fetched_is_reported_at_once_and_not_in_its_turn() {
+    let mut bench = pod("sleep 2").await;
+    bench.set("OPENFILTER_MAX_FILES", "1");
+    let here = bench.store("a", b"here").await;
+    bench.enqueue(vec![here, listed("b", b"not here")]).await;
+    let (ended, said) = serve_queue(&bench, None).await;
+    ended.assert_ok();
+    let (before, words) = said.first().expect("it is reported");
+    assert!(words.starts_with("fetch ObjectGone") && *before == 0, "{said:?}");
+    assert_eq!(counts(&bench).await, (1, 0, 1, 1), "{said:?}");
+}
