@@ -95,10 +95,11 @@ impl Stage {
         Bucket { name: format!("{}-results", self.lab.bucket), ..self.source() }
     }
 
-    /// With a client that keeps its connections: with one for each of a hundred thousand files, the machine would run out of
-    /// ports.
+    /// Stores the files. The S3 server takes one request per connection, so that the machine may run out of ports for a
+    /// while: then requests are repeated.
     async fn put_files(&self) {
-        let (bucket, began, Case { bytes, few, many, .. }) = (self.source(), Instant::now(), self.case);
+        let (began, Case { bytes, few, many, .. }) = (Instant::now(), self.case);
+        let bucket = Bucket { max_attempts: 20, ..self.source() };
         let (client, content) = (bucket.client().await, vec![b'x'; bytes]);
         let put = |number: usize| {
             let folder = if number < few { FEW } else { "rest/" };
