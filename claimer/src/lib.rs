@@ -16,6 +16,7 @@ mod install;
 mod progress;
 mod publish;
 mod serve;
+pub mod steps;
 mod upload;
 mod verify;
 mod walk;

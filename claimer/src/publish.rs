@@ -86,6 +86,16 @@ pub struct Destination {
     pub source_prefix: String,
 }
 
+/// The results of a file, all of which are in the sink.
+pub(crate) struct Published {
+    /// What all their keys begin with.
+    prefix: String,
+    /// Key of the last one.
+    last: String,
+    files: usize,
+    bytes: u64,
+}
+
 impl Destination {
     /// Uploads the results of a file, and returns only when all of them are there: the key of the last one.
     pub(crate) async fn publish(
@@ -95,6 +105,19 @@ impl Destination {
         folder: &Path,
         canary_keys: &[String],
     ) -> Result<String, PublishError> {
+        let Published { prefix, last, files, bytes } = self.upload(client, key, folder, canary_keys).await?;
+        eprintln!("published {files} files, {bytes} bytes, to {}", self.sink.uri(&prefix).escape_debug());
+        Ok(last)
+    }
+
+    /// The same, without a line in the log.
+    pub(crate) async fn upload(
+        &self,
+        client: &Client,
+        key: &str,
+        folder: &Path,
+        canary_keys: &[String],
+    ) -> Result<Published, PublishError> {
         let prefix = self.names_of(key)?;
         // A filter that wrote nothing need not have made the folder.
         let results = if folder.exists() { walk(folder)? } else { Vec::new() };
@@ -118,10 +141,8 @@ impl Destination {
             let canary = canary.look_up(&key, source.exit()).await;
             return Err(PublishError::Upload { uri: shortened(&self.sink.uri(&key)), canary, source });
         }
-        let bytes: u64 = results.iter().map(|found| found.size).sum();
-        let to = self.sink.uri(&prefix);
-        eprintln!("published {} files, {bytes} bytes, to {}", results.len(), to.escape_debug());
-        Ok(format!("{prefix}{}", last.name))
+        let (last, bytes) = (format!("{prefix}{}", last.name), results.iter().map(|found| found.size).sum());
+        Ok(Published { prefix, last, files: results.len(), bytes })
     }
 
     /// `<sink prefix><key without the source prefix>/`.

@@ -3,35 +3,21 @@
 //! shared and noisy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
-#[path = "harness.rs"]
+mod bare_job;
+mod figures;
 mod harness;
-#[path = "player.rs"]
 mod player;
-#[path = "scale.rs"]
 mod scale;
-#[path = "warm_bench.rs"]
 mod warm_bench;
 
 use std::time::{Duration, Instant};
 
-use crds::v1alpha1::Phase;
+use figures::{metric, valkey_calls};
 use futures::StreamExt;
-use harness::{Lab, counts, filter, phase};
-use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use kube::api::{DeleteParams, ListParams};
-use kube::{Api, ResourceExt};
+use harness::{Lab, counts, filter};
 use player::Player;
 use serde_json::json;
-use testbed::Doing;
-use testbed::images::reference;
 
-/// Pods at once in a comparison with a bare Job.
-const PARALLELISM: usize = 15;
-/// Of these files one in so many is bad, if any is.
-const ONE_BAD_IN: usize = 10;
-/// Attempts of a bad file, and of a pod of a bare Job.
-const ATTEMPTS: usize = 3;
 /// Files of the two runs that show whether cost per file is constant.
 const SIZES: [usize; 2] = [1_000, 10_000];
 /// Cost per file may differ by this much between them.
@@ -43,24 +29,47 @@ const SETTLED_WITHIN: Duration = Duration::from_millis(500);
 const SETTLED: (usize, usize, Duration) = (500, PODS, Duration::from_secs(2));
 const PODS: usize = 50;
 
+/// Every part that a word can select.
+const PARTS: [&str; 11] = [
+    "settled",
+    "bare-job",
+    "warm",
+    "warm-sizes",
+    "warm-overlap",
+    "warm-cost",
+    "growth",
+    "pods",
+    "many-runs",
+    "writes",
+    "warm-large",
+];
+
 fn main() {
     // `cargo test --benches` asks for tests, of which there are none.
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
-    // As with other benches, words select parts: `cargo bench --bench run -- settled`.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let wanted = |part: &str| words.is_empty() || words.iter().any(|word| part.contains(word.as_str()));
+    let wanted = |part: &str| words.is_empty() || words.iter().any(|word| selects(word, part));
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         // What takes least first, so that it is not measured on a cluster that has just removed thousands of pods.
         if wanted("settled") {
             settled_in_time().await;
         }
         if wanted("bare-job") {
-            no_slower_than_a_bare_job().await;
+            bare_job::no_slower_than_a_bare_job().await;
         }
         if wanted("warm") {
             warm_bench::warm_beats_a_pod_per_file().await;
+        }
+        if wanted("warm-sizes") {
+            warm_bench::other_sizes().await;
+        }
+        if wanted("warm-overlap") {
+            warm_bench::transfers_overlap_with_processing().await;
+        }
+        if wanted("warm-cost") {
+            warm_bench::cost_per_file().await;
         }
         if wanted("growth") {
             as_much_for_each_of_many_files().await;
@@ -74,7 +83,16 @@ fn main() {
         if wanted("writes") {
             scale::writes_of_many_active_runs().await;
         }
+        if wanted("warm-large") {
+            warm_bench::many_files_end_to_end().await;
+        }
     });
+}
+
+/// As with other benches, words select parts: `cargo bench --bench run -- settled`. A word that is the name of a part selects
+/// this one alone: `warm` is short, and others that begin with it are not.
+fn selects(word: &str, part: &str) -> bool {
+    if PARTS.contains(&word) { part == word } else { part.contains(word) }
 }
 
 /// The better of two tries: a machine that stands still for a second is no matter of the operator.
@@ -90,20 +108,6 @@ async fn settled_in_time() {
         best = best.max(in_time);
     }
     assert!(best >= 0.99, "the aim is p99 ≤ {SETTLED_WITHIN:?}");
-}
-
-async fn no_slower_than_a_bare_job() {
-    println!("| files, {PARALLELISM} at once | run | bare Job | ratio | aim |\n|---|---|---|---|---|");
-    let mut ratios = Vec::new();
-    for bad in [Bad::None, Bad::Once, Bad::Always] {
-        let (run, bare) = against_a_bare_job(bad).await;
-        let (files, words, most) = (bad.files(), bad.in_words(), bad.ratio_max());
-        println!("| {files}, {words} | {run:.1} s | {bare:.1} s | {:.2} | ≤ {most} |", run / bare);
-        ratios.push((bad, run / bare));
-    }
-    for (bad, ratio) in ratios {
-        assert!(ratio <= bad.ratio_max(), "{}: a run takes {ratio:.2} of a bare Job", bad.in_words());
-    }
 }
 
 async fn as_much_for_each_of_many_files() {
@@ -125,178 +129,6 @@ async fn as_much_for_each_of_many_files() {
     }
     let grown = many.memory - few.memory;
     assert!(grown <= MEMORY_GROWTH_MAX, "the operator grows by {grown} bytes with ten times as many files");
-}
-
-/// What is wrong with one file in [`ONE_BAD_IN`].
-#[derive(Clone, Copy)]
-enum Bad {
-    None,
-    /// Its first attempt fails.
-    Once,
-    /// Every attempt fails.
-    Always,
-}
-
-impl Bad {
-    fn in_words(self) -> &'static str {
-        match self {
-            Self::None => "all succeed",
-            Self::Once => "one in ten fails once",
-            Self::Always => "one in ten is bad for good",
-        }
-    }
-
-    /// The most that a run may take of the time of a bare Job. Without failures it costs hardly more than its pods. With
-    /// failures it is a matter of back-off, each with its default: ours begins with a second, that of Kubernetes with ten.
-    fn ratio_max(self) -> f64 {
-        match self {
-            Self::None => 1.1,
-            Self::Once => 0.9,
-            Self::Always => 0.7,
-        }
-    }
-
-    /// Where some are bad they are few, so that the time of two processors for so many pods does not hide everything else.
-    fn files(self) -> usize {
-        match self {
-            Self::None => 60,
-            Self::Once | Self::Always => 20,
-        }
-    }
-
-    /// How often each of the two is tried twice. Two tries of the same kind differ by a quarter on a machine with two
-    /// processors, which is more than what is looked for where nothing fails.
-    fn rounds(self) -> usize {
-        match self {
-            Self::None => 3,
-            Self::Once | Self::Always => 1,
-        }
-    }
-
-    /// Files that fail in the end.
-    fn failures(self) -> usize {
-        match self {
-            Self::None | Self::Once => 0,
-            Self::Always => self.files() / ONE_BAD_IN,
-        }
-    }
-
-    /// What the filter is told by the file.
-    fn content(self, number: usize) -> String {
-        let bad = match self {
-            Self::None => "copy",
-            Self::Once => "fail-times 1",
-            Self::Always => "exit 1",
-        };
-        if number.is_multiple_of(ONE_BAD_IN) { bad } else { "copy" }.to_owned()
-    }
-
-    /// The same as a script of a bare Job, whose index is the file.
-    fn script(self) -> Option<String> {
-        let good = format!("test $((JOB_COMPLETION_INDEX % {ONE_BAD_IN})) -ne 0");
-        match self {
-            Self::None => None,
-            Self::Once => Some(format!("{good} || test $FAILURES -gt 0")),
-            Self::Always => Some(good),
-        }
-    }
-}
-
-/// Seconds of a run and of a bare Job: the median of some tries each, which take turns in being first, so that neither a noisy
-/// nor a lucky moment decides.
-async fn against_a_bare_job(bad: Bad) -> (f64, f64) {
-    let (mut run, mut bare) = (Vec::new(), Vec::new());
-    for is_run in [false, true, true, false].repeat(bad.rounds()) {
-        let lab = Lab::alone("bench").await;
-        lab.pipeline(json!({})).await;
-        quiet(&lab).await;
-        let (tries, what) = if is_run { (&mut run, "run") } else { (&mut bare, "bare Job") };
-        let took =
-            if is_run { seconds_of_a_run(&lab, bad).await } else { seconds_of_a_bare_job(lab, bad).await };
-        eprintln!("{}: {what} {took:.1} s", bad.in_words());
-        tries.push(took);
-    }
-    (median(run), median(bare))
-}
-
-/// Of an even number of tries.
-fn median(mut tries: Vec<f64>) -> f64 {
-    tries.sort_by(f64::total_cmp);
-    let upper = tries.len() / 2;
-    f64::midpoint(tries[upper - 1], tries[upper])
-}
-
-/// Waits until nothing of an earlier measurement is left to be removed, which costs the nodes as much as pods that start.
-async fn quiet(lab: &Lab) {
-    let pods: Api<Pod> = Api::all(lab.testbed.client());
-    let removed = async || {
-        let listed = pods.list(&ListParams::default()).await.doing(|| "list all pods".to_owned())?;
-        let theirs = |pod: &Pod| pod.namespace().is_some_and(|namespace| namespace.starts_with("bench-"));
-        Ok((!listed.items.iter().any(theirs)).then_some(()))
-    };
-    lab.eventually("the pods before are gone", removed).await;
-    tokio::time::sleep(Duration::from_secs(5)).await;
-}
-
-async fn seconds_of_a_run(lab: &Lab, bad: Bad) -> f64 {
-    let files = bad.files();
-    lab.put_many("", files, |number| bad.content(number)).await;
-    let default = json!({"initial": "1s", "max": "5m"});
-    let execution = json!({"parallelism": PARALLELISM, "maxAttempts": ATTEMPTS, "retryBackoff": default});
-    lab.run("r", json!({"execution": execution})).await;
-    let (run, took) = timed(lab.finished("r")).await;
-    let failed = bad.failures();
-    assert_eq!(counts(&run), (files as i64, (files - failed) as i64, failed as i64));
-    took.as_secs_f64()
-}
-
-/// As many pods by the built-in controller. Where some fail, in the way that Kubernetes has for work items that fail one by
-/// one, which is a back-off for each of them.
-async fn seconds_of_a_bare_job(mut lab: Lab, bad: Bad) -> f64 {
-    // More than there are pods: another attempt is another pod, which claims another file.
-    lab.put_many("", 2 * bad.files(), |_| "copy".to_owned()).await;
-    let mut pod = pod_of_a_run(&mut lab).await;
-    let mut spec = json!({"completions": bad.files(), "parallelism": PARALLELISM});
-    if let Some(script) = bad.script() {
-        run_instead(&mut pod, script);
-        let of_each = json!({"completionMode": "Indexed", "backoffLimitPerIndex": ATTEMPTS - 1, "maxFailedIndexes": bad.files()});
-        harness::merge(&mut spec, of_each);
-    }
-    spec["template"] = json!({"spec": pod});
-    lab.create::<Job>(json!({"metadata": {"name": "bare"}, "spec": spec})).await;
-    let ended = async || {
-        let status = lab.api::<Job>().get("bare").await.unwrap().status.unwrap_or_default();
-        let last = |type_: &str| matches!(type_, "Complete" | "Failed");
-        let has_ended = status.conditions.iter().flatten().any(|condition| last(&condition.type_));
-        Ok(has_ended.then_some(status))
-    };
-    let (status, took) = timed(lab.eventually("the bare Job ends", ended)).await;
-    assert_eq!(status.succeeded, Some((bad.files() - bad.failures()) as i32), "{status:?}");
-    lab.api::<Job>().delete("bare", &DeleteParams::background()).await.unwrap();
-    // So that nothing of it stays in Valkey.
-    lab.start_operator();
-    lab.delete("twin").await;
-    took.as_secs_f64()
-}
-
-/// The very pods of a run: they claim the files of one that is suspended, and whose operator has gone.
-async fn pod_of_a_run(lab: &mut Lab) -> PodSpec {
-    lab.run("twin", json!({"suspend": true})).await;
-    let run = lab.until("twin", "it waits", |run| phase(run) == Some(Phase::Suspended)).await;
-    lab.kill_operators().await;
-    let job = lab.api::<Job>().get(&run.status.unwrap().job_name.unwrap()).await.unwrap();
-    job.spec.unwrap().template.spec.unwrap()
-}
-
-/// A script in the place of the filter, which would need the operator to know of another attempt.
-fn run_instead(pod: &mut PodSpec, script: String) {
-    let failures = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']";
-    let failures = json!({"name": "FAILURES", "valueFrom": {"fieldRef": {"fieldPath": failures}}});
-    let filter = &mut pod.containers[0];
-    filter.image = Some(reference("busybox"));
-    filter.command = Some(vec!["sh".to_owned(), "-c".to_owned(), script]);
-    filter.args = None;
-    filter.env = Some(vec![serde_json::from_value(failures).unwrap()]);
 }
 
 async fn timed<T>(what: impl Future<Output = T>) -> (T, Duration) {
@@ -355,39 +187,4 @@ async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
         rate: files as f64 / took.as_secs_f64(),
         latencies,
     }
-}
-
-/// A figure of the operator.
-async fn metric(name: &str) -> f64 {
-    let values = metrics(name).await;
-    *values.first().unwrap_or_else(|| panic!("no {name}"))
-}
-
-/// A figure of the operator, for each of its labels.
-async fn metrics(name: &str) -> Vec<f64> {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    for _ in 0..100 {
-        if let Ok(mut stream) = tokio::net::TcpStream::connect("127.0.0.1:18080").await {
-            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
-            let mut text = String::new();
-            stream.read_to_string(&mut text).await.unwrap();
-            let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
-            return lines.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("the operator does not answer")
-}
-
-/// Commands that Valkey was sent from outside, without the claims.
-async fn valkey_calls(lab: &Lab) -> f64 {
-    let stats: String =
-        redis::cmd("INFO").arg("commandstats").query_async(&mut lab.raw().await).await.unwrap();
-    let calls = |name: &str| {
-        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{name}:calls=")));
-        line.and_then(|rest| rest.split(',').next()?.parse::<f64>().ok()).unwrap_or_default()
-    };
-    // Scripts, and what is sent beside them. The server counts a command inside of a script like one from outside, so this
-    // is a little more than what was sent.
-    calls("evalsha") + calls("eval") + calls("acl|getuser") + calls("acl|setuser") + calls("xpending")
 }

@@ -432,11 +432,16 @@ impl Lab {
         self.testbed.kubectl(&words, "")
     }
 
+    /// The process of the first operator.
+    #[allow(dead_code, reason = "only the bench asks")]
+    pub fn operator_pid(&self) -> u32 {
+        self.operators[0].id().unwrap()
+    }
+
     /// Memory of the operator at its most, in bytes.
     #[allow(dead_code, reason = "only the bench asks")]
     pub fn operator_memory(&self) -> u64 {
-        let pid = self.operators[0].id().unwrap();
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.operator_pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1_024
     }

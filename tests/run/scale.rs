@@ -14,8 +14,8 @@ use testbed::Namespace;
 use tests::fake::Fake;
 use tests::listing::{Folder, serve};
 
+use crate::figures::{Writes, api_writes, metric, metrics};
 use crate::harness::{Lab, counts, filter, phase};
-use crate::metric;
 use crate::player::{Player, Playing};
 
 /// Runs of each namespace: one that has far more than the others must not starve them.
@@ -222,19 +222,14 @@ async fn rate_of(lab: &Lab, name: &str) -> f64 {
 
 /// Writes of runs and Jobs that the API server has taken, but for the creation of runs.
 fn writes(lab: &Lab) -> f64 {
-    let text = lab.testbed.kubectl(&["get", "--raw", "/metrics"], "").unwrap();
-    let is_write = |line: &str| {
-        let is = |resource: &str| line.contains(&format!("resource=\"{resource}\""));
-        let has = |verb: &str| line.contains(&format!("verb=\"{verb}\""));
-        line.starts_with("apiserver_request_total{")
-            && (is("pipelineruns") && !has("POST") || is("jobs"))
-            && !["GET", "LIST", "WATCH"].into_iter().any(has)
+    let is_counted = |write: &Writes| match write.resource.as_str() {
+        "pipelineruns" => write.verb != "POST",
+        resource => resource == "jobs",
     };
-    let count = |line: &str| line.rsplit(' ').next().and_then(|count| count.parse::<f64>().ok());
-    text.lines().filter(|line| is_write(line)).filter_map(count).sum()
+    api_writes(lab).iter().filter(|write| is_counted(write)).map(|write| write.count).sum()
 }
 
 /// Calls of Valkey that failed: one that times out would be among them.
 async fn errors() -> f64 {
-    crate::metrics("openfilter_valkey_errors_total").await.iter().sum()
+    metrics("openfilter_valkey_errors_total").await.iter().sum()
 }

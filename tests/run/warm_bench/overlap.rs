@@ -1,0 +1,34 @@
+//! While a filter works, the next files are fetched and the results before are uploaded: a run takes hardly longer than its
+//! filters.
+
+use std::time::Duration;
+
+use super::stage::{Case, PODS, Stage};
+use crate::harness::Mode;
+
+const SLEEP: Duration = Duration::from_millis(50);
+/// A run may take this much of the sleeps alone.
+const RATIO_MAX: f64 = 1.15;
+/// With a sink, because uploads are to overlap too.
+const CASE: Case = Case {
+    what: "one filter that copies, one that sleeps 50 ms, with a sink",
+    bytes: 1_024,
+    filters: &[&["copy"], &["sleep", "0.05"]],
+    has_sink: true,
+    few: 0,
+    many: 4_000,
+};
+
+pub async fn transfers_overlap_with_processing() {
+    let stage = Stage::new(CASE).await;
+    let run = stage.run(Mode::Warm).await;
+    let (took, sleeps) = (run.took.as_secs_f64(), SLEEP.as_secs_f64() * CASE.many as f64 / PODS as f64);
+    let ratio = took / sleeps;
+    println!(
+        "| {PODS} pods, {} | first claim to last settled | sleeps alone | ratio (aim: ≤ {RATIO_MAX}) |",
+        CASE.what
+    );
+    println!("|---|---|---|---|\n| {} files | {took:.1} s | {sleeps:.1} s | {ratio:.2} |\n", CASE.many);
+    run.usage.print(CASE.many);
+    assert!(ratio <= RATIO_MAX, "a run takes {ratio:.2} of its sleeps");
+}
