@@ -20,7 +20,7 @@ use super::{file, open, open_as, run_id, worker};
 
 /// Histories per server, unless the environment variable of this name says otherwise. Together with their steps this is
 /// some hundred thousand calls.
-const HISTORIES: u32 = 1000;
+const HISTORIES: u32 = 400;
 const PAGES: u32 = 3;
 const FILES_PER_PAGE: u32 = 3;
 const FILES: usize = (PAGES * FILES_PER_PAGE) as usize;
