@@ -223,15 +223,17 @@ mod tests {
             .foreign()
             .unwrap();
         let root = Paths::find().unwrap().root;
-        let pipeline = fs::read_to_string(root.join("examples/demo/pipeline.yaml")).unwrap();
-        let adapted = adapted(&pipeline, &foreign);
-        assert_eq!(adapted.matches("endpoint: http://s3.acme:9000").count(), 2);
-        assert_eq!(adapted.matches("name: mine").count(), 2);
-        assert!(
-            adapted.contains("image: reg/team/thumbnail:7") && adapted.contains("image: reg/team/annotate:7")
-        );
-        assert!(adapted.contains("namespace: openfilter-demo"), "the namespace is not the bucket");
-        assert!(!adapted.contains(OUR_IMAGES) && !adapted.contains(S3_URL), "{adapted}");
+        for name in ["pipeline.yaml", "warm-pipeline.yaml"] {
+            let pipeline = fs::read_to_string(root.join("examples/demo").join(name)).unwrap();
+            let adapted = adapted(&pipeline, &foreign);
+            assert_eq!(adapted.matches("endpoint: http://s3.acme:9000").count(), 2);
+            assert_eq!(adapted.matches("name: mine").count(), 2);
+            for filter in ["image: reg/team/thumbnail:7", "image: reg/team/annotate:7"] {
+                assert!(adapted.contains(filter), "{adapted}");
+            }
+            assert!(adapted.contains("namespace: openfilter-demo"), "the namespace is not the bucket");
+            assert!(!adapted.contains(OUR_IMAGES) && !adapted.contains(S3_URL), "{adapted}");
+        }
     }
 
     #[test]

@@ -2,23 +2,31 @@
 //! type. It can be interrupted and started again at any point.
 
 mod cluster;
+mod comparison;
 mod deploy;
 mod kubectl;
+mod pace;
+mod paint;
 mod pictures;
 mod progress;
 mod run;
 mod settings;
 mod sheet;
 mod store;
+mod tiles;
+mod warm;
 
 use std::{error::Error, process::ExitCode, time::Instant};
 
 use clap::Parser;
+use crds::v1alpha1::Mode;
 
 use cluster::Cluster;
+use comparison::Measured;
 use deploy::DEMO_NAMESPACE;
+use run::Finished;
 use settings::{Args, Where};
-use store::{RESULTS, SOURCE};
+use store::CAMERA;
 
 /// Everything here ends with a message for the person at the terminal.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -38,28 +46,32 @@ async fn main() -> ExitCode {
 
 async fn demo(args: &Args) -> Result<()> {
     let started = Instant::now();
-    println!("OpenFilter Pipelines: two filters over every picture of a bucket");
+    println!("OpenFilter Pipelines: two filters over every picture of a bucket, in both modes");
     let cluster = Cluster::start(args).await?;
     deploy::deploy(&cluster)?;
     run::remove_unfinished(&cluster.kubectl)?;
-    fill_bucket(&cluster).await?;
+    let average_size = fill_bucket(&cluster).await?;
     let pipeline = apply_pipeline(&cluster)?;
     show_refusal(&cluster)?;
-    let name = run_to_its_end(&cluster)?;
-    make_sheet(&cluster, &name).await?;
-    look_around(&cluster, &name, &pipeline);
+    let finished = run_to_its_end(&cluster)?;
+    make_sheet(&cluster, finished.name()).await?;
+    let warm = warm::demo(&cluster).await?;
+    step("How much faster is Warm mode?");
+    println!("{}", comparison::text(&Measured::of(Mode::PodPerFile, average_size, &finished), &warm));
+    look_around(&cluster, finished.name(), &pipeline);
     println!("\nThe demo took {} s.", started.elapsed().as_secs());
     Ok(())
 }
 
-async fn fill_bucket(cluster: &Cluster) -> Result<()> {
+/// Stores the pictures; returns their average size in bytes.
+async fn fill_bucket(cluster: &Cluster) -> Result<usize> {
     step("Pictures in a bucket");
     let pictures = pictures::all()?;
-    cluster.store.seed(&pictures).await?;
-    let bytes: usize = pictures.iter().map(|picture| picture.content.len()).sum();
-    println!("{} files, {:.1} MB, below {}", pictures.len(), bytes as f64 / 1e6, cluster.store.uri(SOURCE));
-    println!("One of them, {SOURCE}{}, was cut off while it was uploaded.", pictures::BROKEN);
-    Ok(())
+    cluster.store.seed(CAMERA, &pictures).await?;
+    let megabytes = pictures::total_size(&pictures) as f64 / 1e6;
+    println!("{} files, {megabytes:.1} MB, below {}", pictures.len(), cluster.store.uri(CAMERA.source));
+    println!("One of them, {}{}, was cut off while it was uploaded.", CAMERA.source, pictures::BROKEN);
+    Ok(pictures::average_size(&pictures))
 }
 
 /// Applies the Pipeline and what it needs; returns its file.
@@ -90,26 +102,19 @@ fn show_refusal(cluster: &Cluster) -> Result<()> {
     cluster.kubectl.show_refused(&["apply", "-f", &manifest])
 }
 
-/// Runs the Pipeline; returns the name of the run.
-fn run_to_its_end(cluster: &Cluster) -> Result<String> {
+fn run_to_its_end(cluster: &Cluster) -> Result<Finished> {
     step("A PipelineRun: do it now, for every file");
-    let kubectl = &cluster.kubectl;
-    let name = run::create(kubectl, &cluster.manifest("run.yaml")?)?;
-    let run = run::follow(kubectl, &name)?;
-    kubectl.show(&["get", "pipelinerun", "-n", DEMO_NAMESPACE, &name])?;
-    run::tell_outcome(&run, pictures::COUNT as i64, 1)?;
-    Ok(name)
+    run::run_to_its_end(&cluster.kubectl, &cluster.manifest("run.yaml")?, pictures::COUNT as i64, 1)
 }
 
 async fn make_sheet(cluster: &Cluster, run: &str) -> Result<()> {
     step("The results");
-    let results = cluster.store.results().await?;
-    println!("{} files below {}", results.len(), cluster.store.uri(RESULTS));
-    let subtitle =
-        format!("run {run}: {} pictures, 1 dead letter ({SOURCE}{})", results.len(), pictures::BROKEN);
-    let picture = sheet::make(&results, "OpenFilter Pipelines", &subtitle);
+    let results = cluster.store.pictures(CAMERA.results).await?;
+    println!("{} files below {}", results.len(), cluster.store.uri(CAMERA.results));
+    let broken = format!("{}{}", CAMERA.source, pictures::BROKEN);
+    let subtitle = format!("run {run}: {} pictures, 1 dead letter ({broken})", results.len());
     let file = cluster::folder(&cluster.paths).join("contact-sheet.png");
-    picture.save(&file)?;
+    sheet::PICTURES.sheet(&results, "OpenFilter Pipelines", &subtitle).save(&file)?;
     println!("all of them in one picture: {}", file.display());
     Ok(())
 }
@@ -122,6 +127,9 @@ fn look_around(cluster: &Cluster, run: &str, pipeline: &str) {
         println!("export PATH={}:$PATH", paths.state().join("bin").display());
     }
     println!("cat {pipeline} examples/demo/run.yaml");
+    println!(
+        "diff examples/demo/pipeline.yaml examples/demo/warm-pipeline.yaml      # what Warm mode changes"
+    );
     println!("kubectl get pipelines,pipelineruns -n {DEMO_NAMESPACE}");
     println!(
         "kubectl describe pipelinerun -n {DEMO_NAMESPACE} {run}      # conditions, events, dead letters"

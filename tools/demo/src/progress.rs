@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use crds::v1alpha1::{Counts, Phase, PipelineRun};
 
+use crate::pace;
+
 /// Less of a bar says nothing.
 const BAR_MIN: usize = 10;
 /// More of a bar says nothing more.
@@ -20,20 +22,20 @@ pub struct View {
     pub counts: Counts,
     /// Since the run was created.
     pub elapsed: Duration,
-    /// Since its first file could be processed.
-    pub running: Duration,
+    /// As the demo measured it so far.
+    pub files_per_second: Option<f64>,
 }
 
 impl View {
     /// What a run says of itself.
-    pub fn of(run: &PipelineRun, elapsed: Duration, running: Duration) -> Self {
+    pub fn of(run: &PipelineRun, elapsed: Duration, files_per_second: Option<f64>) -> Self {
         let status = run.status.clone().unwrap_or_default();
         Self {
             phase: status.phase.unwrap_or_default(),
             listed: status.listed_files.unwrap_or_default(),
             counts: status.counts.unwrap_or_default(),
             elapsed,
-            running,
+            files_per_second,
         }
     }
 
@@ -46,16 +48,10 @@ impl View {
         self.counts.succeeded + self.counts.failed
     }
 
-    /// Files per second since the first could be processed.
-    fn rate(&self) -> Option<f64> {
-        let seconds = self.running.as_secs_f64();
-        (self.settled() > 0 && seconds > 0.0).then(|| self.settled() as f64 / seconds)
-    }
-
     fn left(&self) -> Option<Duration> {
         let unsettled = (self.counts.total_files - self.settled()).max(0);
         (!self.is_finished()).then_some(())?;
-        Some(Duration::from_secs_f64(unsettled as f64 / self.rate()?))
+        Some(Duration::from_secs_f64(unsettled as f64 / self.files_per_second?))
     }
 }
 
@@ -68,7 +64,7 @@ pub fn render(view: &View, width: usize) -> String {
     }
     let counts = format!("{succeeded} done, {failed} failed, {running} running, {queued} queued");
     let total = format!("{}/{total_files}", view.settled());
-    let rate = view.rate().map(|rate| format!("{rate:.1}/s"));
+    let rate = view.files_per_second.map(pace::shown);
     let left = view.left().map(|left| format!("ETA {}", clock(left)));
     // Which parts there are, by how much room there is.
     let all = [Some(total), Some(counts), rate, left, Some(clock(view.elapsed))];
@@ -113,7 +109,7 @@ mod tests {
             phase: Phase::Running,
             counts: Counts { total_files, queued, running, succeeded, failed },
             elapsed: Duration::from_secs(14),
-            running: Duration::from_secs(12),
+            files_per_second: Some(2.0),
             ..View::default()
         }
     }
@@ -122,7 +118,16 @@ mod tests {
     fn a_wide_line_has_bar_counts_rate_and_time_left() {
         assert_eq!(
             render(&view(7, 6, 23, 1), 120),
-            "█████████████████████████░░░░░░░░░░░░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.0/s  ETA 0:06  0:14"
+            "█████████████████████████░░░░░░░░░░░░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.00 files/s  ETA 0:06  0:14"
+        );
+    }
+
+    #[test]
+    fn many_files_a_second_are_shown_without_decimals() {
+        let view = View { files_per_second: Some(151.7), ..view(1_100, 64, 836, 0) };
+        assert_eq!(
+            render(&view, 100),
+            "███████░░░░░░░░░░ 836/2000  836 done, 0 failed, 64 running, 1100 queued  152 files/s  ETA 0:07  0:14"
         );
     }
 
@@ -130,11 +135,11 @@ mod tests {
     fn a_narrow_line_loses_what_matters_least() {
         assert_eq!(
             render(&view(7, 6, 23, 1), 80),
-            "███████░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.0/s  ETA 0:06  0:14"
+            "██████░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.00 files/s  ETA 0:06"
         );
         assert_eq!(
-            render(&view(7, 6, 23, 1), 70),
-            "███████████░░░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.0/s"
+            render(&view(7, 6, 23, 1), 75),
+            "█████████░░░░░░ 24/37  23 done, 1 failed, 6 running, 7 queued  2.00 files/s"
         );
         assert_eq!(render(&view(7, 6, 23, 1), 20), "█████████░░░░░ 24/37");
         assert_eq!(render(&view(7, 6, 23, 1), 8), "24/37  2");
@@ -153,7 +158,7 @@ mod tests {
 
     #[test]
     fn before_anything_is_settled_nothing_is_promised() {
-        let line = render(&view(30, 7, 0, 0), 120);
+        let line = render(&View { files_per_second: None, ..view(30, 7, 0, 0) }, 120);
         assert!(!line.contains("ETA") && !line.contains("/s"), "{line}");
         assert!(line.ends_with("0/37  0 done, 0 failed, 7 running, 30 queued  0:14"), "{line}");
     }

@@ -7,12 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crds::v1alpha1::{Phase, PipelineRun};
+use crds::v1alpha1::{Counts, Phase, PipelineRun};
 
 use crate::{
     Result,
     deploy::DEMO_NAMESPACE,
     kubectl::Kubectl,
+    pace::Pace,
     progress::{View, render},
 };
 
@@ -24,6 +25,30 @@ const LINE_INTERVAL: Duration = Duration::from_secs(5);
 const STALLED: Duration = Duration::from_secs(180);
 /// Where the width cannot be found out.
 const WIDTH: usize = 100;
+
+/// A run that is over.
+pub struct Finished {
+    /// As it was last seen.
+    pub run: PipelineRun,
+    /// How fast it was.
+    pub pace: Pace,
+}
+
+impl Finished {
+    /// The name that the API server made up.
+    pub fn name(&self) -> &str {
+        self.run.metadata.name.as_deref().unwrap_or_default()
+    }
+}
+
+/// Creates a run, follows it to its end, and shows how it ended. It must succeed with these numbers of files.
+pub fn run_to_its_end(kubectl: &Kubectl, manifest: &str, succeeded: i64, failed: i64) -> Result<Finished> {
+    let name = create(kubectl, manifest)?;
+    let finished = follow(kubectl, &name)?;
+    kubectl.show(&["get", "pipelinerun", "-n", DEMO_NAMESPACE, &name])?;
+    tell_outcome(&finished.run, succeeded, failed)?;
+    Ok(finished)
+}
 
 /// Removes runs that an interrupted demo left unfinished: they would go on writing results.
 pub fn remove_unfinished(kubectl: &Kubectl) -> Result<()> {
@@ -39,7 +64,7 @@ pub fn remove_unfinished(kubectl: &Kubectl) -> Result<()> {
 }
 
 /// Creates a run; returns its name, which the API server made up.
-pub fn create(kubectl: &Kubectl, manifest: &str) -> Result<String> {
+fn create(kubectl: &Kubectl, manifest: &str) -> Result<String> {
     let printed = kubectl.show(&["create", "-f", manifest])?;
     Ok(name_of(&printed)
         .ok_or_else(|| format!("kubectl did not say what it created: {printed:?}"))?
@@ -52,19 +77,17 @@ fn name_of(printed: &str) -> Option<&str> {
 }
 
 /// Shows how the run goes until it is over.
-pub fn follow(kubectl: &Kubectl, name: &str) -> Result<PipelineRun> {
+fn follow(kubectl: &Kubectl, name: &str) -> Result<Finished> {
     let started = Instant::now();
     let mut screen = Screen::new();
-    let mut running_since = None;
+    let mut pace = Pace::default();
     let (mut last, mut changed) = (View::default(), Instant::now());
     loop {
         // The API server of a small machine may be busy: it is asked again until nothing has changed for too long.
         if let Ok(run) = look(kubectl, name) {
-            let since = *running_since.get_or_insert_with(Instant::now);
-            let view = View::of(&run, started.elapsed(), since.elapsed());
-            if view.counts.total_files == 0 {
-                running_since = None;
-            }
+            let elapsed = started.elapsed();
+            pace.look(elapsed, &counts(&run));
+            let view = View::of(&run, elapsed, pace.files_per_second());
             if (view.phase, view.counts, view.listed) != (last.phase, last.counts, last.listed) {
                 changed = Instant::now();
             }
@@ -72,7 +95,7 @@ pub fn follow(kubectl: &Kubectl, name: &str) -> Result<PipelineRun> {
             last = view;
             if view.is_finished() {
                 screen.end();
-                return Ok(run);
+                return Ok(Finished { run, pace });
             }
         }
         if changed.elapsed() > STALLED {
@@ -90,6 +113,10 @@ fn look(kubectl: &Kubectl, name: &str) -> Result<PipelineRun> {
     Ok(serde_json::from_str(&found)?)
 }
 
+fn counts(run: &PipelineRun) -> Counts {
+    run.status.as_ref().and_then(|status| status.counts).unwrap_or_default()
+}
+
 /// What holds the run up, as its condition says.
 fn trouble(run: &PipelineRun) -> Option<String> {
     let conditions = &run.status.as_ref()?.conditions;
@@ -98,14 +125,16 @@ fn trouble(run: &PipelineRun) -> Option<String> {
 }
 
 /// How it ended; an error if it is not how a demo should end.
-pub fn tell_outcome(run: &PipelineRun, succeeded: i64, failed: i64) -> Result<()> {
+fn tell_outcome(run: &PipelineRun, succeeded: i64, failed: i64) -> Result<()> {
     let status = run.status.clone().unwrap_or_default();
-    let (phase, counts) = (status.phase.unwrap_or_default(), status.counts.unwrap_or_default());
+    let (phase, counts) = (status.phase.unwrap_or_default(), counts(run));
     let ending = status.conditions.iter().find(|condition| condition.type_ == "Succeeded");
     let (reason, message) = ending.map_or(("", ""), |ending| (&ending.reason, &ending.message));
     println!("\n{phase} ({reason}): {message}");
     println!("in {}", status.duration.unwrap_or_default());
-    println!("\nDead letters, from status.recentFailures of the run:");
+    if !status.recent_failures.is_empty() {
+        println!("\nDead letters, from status.recentFailures of the run:");
+    }
     for failure in &status.recent_failures {
         println!("  {}, attempts: {}", failure.file, failure.attempts);
         println!("    {}", failure.reason);
@@ -176,7 +205,6 @@ fn terminal_width() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crds::v1alpha1::Counts;
 
     #[test]
     fn the_name_of_a_new_run_is_what_kubectl_says() {

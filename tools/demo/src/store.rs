@@ -1,17 +1,30 @@
 //! The bucket: pictures go in, results come out.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use aws_sdk_s3::{Client, primitives::ByteStream};
+use futures::{StreamExt, TryStreamExt, stream};
 use image::RgbImage;
 use storage::{Bucket, Lister, Selection, StorageError};
 
 use crate::{Result, pictures::Picture};
 
-/// Prefix of the pictures, as in `examples/demo/pipeline.yaml`.
-pub const SOURCE: &str = "camera/";
-/// Prefix of the results, as in `examples/demo/pipeline.yaml`.
-pub const RESULTS: &str = "results/";
+/// Requests at once: enough to keep a small machine busy.
+const AT_ONCE: usize = 16;
+
+/// The prefixes of a Pipeline.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Of its files.
+    pub source: &'static str,
+    /// Of its results.
+    pub results: &'static str,
+}
+
+/// The prefixes of `examples/demo/pipeline.yaml`.
+pub const CAMERA: Place = Place { source: "camera/", results: "results/" };
+/// The prefixes of `examples/demo/warm-pipeline.yaml`.
+pub const TILES: Place = Place { source: "tiles/", results: "tile-results/" };
 
 /// A bucket that is there.
 pub struct Store {
@@ -40,34 +53,46 @@ impl Store {
     }
 
     /// Stores the pictures, replaces those of an earlier demo, and removes its results.
-    pub async fn seed(&self, pictures: &[Picture]) -> Result<()> {
-        for prefix in [SOURCE, RESULTS] {
-            for key in self.keys(prefix).await? {
-                let removed = self.client.delete_object().bucket(&self.bucket.name).key(&key).send().await;
-                removed.map_err(|error| self.failed("remove", &key, error.into()))?;
-            }
-        }
-        for picture in pictures {
-            let key = format!("{SOURCE}{}", picture.name);
-            let body = ByteStream::from(picture.content.clone());
-            let stored = self.client.put_object().bucket(&self.bucket.name).key(&key).body(body).send().await;
-            stored.map_err(|error| self.failed("store", &key, error.into()))?;
-        }
+    pub async fn seed(&self, place: Place, pictures: &[Picture]) -> Result<()> {
+        let new: BTreeSet<String> = pictures.iter().map(|picture| key_of(place, picture)).collect();
+        let mut old = self.keys(place.source).await?;
+        old.retain(|key| !new.contains(key));
+        old.extend(self.keys(place.results).await?);
+        stream::iter(&old).map(Ok).try_for_each_concurrent(AT_ONCE, |key| self.remove(key)).await?;
+        let store = |picture| self.put(key_of(place, picture), picture);
+        stream::iter(pictures).map(Ok).try_for_each_concurrent(AT_ONCE, store).await
+    }
+
+    async fn remove(&self, key: &str) -> Result<()> {
+        let removed = self.client.delete_object().bucket(&self.bucket.name).key(key).send().await;
+        removed.map_err(|error| self.failed("remove", key, error.into()))?;
         Ok(())
     }
 
-    /// The results of the run, in the order of their names.
-    pub async fn results(&self) -> Result<Vec<RgbImage>> {
-        let mut results = Vec::new();
-        for key in self.keys(RESULTS).await? {
-            let found = self.client.get_object().bucket(&self.bucket.name).key(&key).send().await;
-            let found = found.map_err(|error| self.failed("read", &key, error.into()))?;
-            let content = found.body.collect().await?.into_bytes();
-            let picture =
-                image::load_from_memory(&content).map_err(|error| format!("read {key}: {error}"))?;
-            results.push(picture.into_rgb8());
-        }
-        Ok(results)
+    async fn put(&self, key: String, picture: &Picture) -> Result<()> {
+        let body = ByteStream::from(picture.content.clone());
+        let stored = self.client.put_object().bucket(&self.bucket.name).key(&key).body(body).send().await;
+        stored.map_err(|error| self.failed("store", &key, error.into()))?;
+        Ok(())
+    }
+
+    /// How many objects are below a prefix.
+    pub async fn count(&self, prefix: &str) -> Result<usize> {
+        Ok(self.keys(prefix).await?.len())
+    }
+
+    /// The pictures below a prefix, in the order of their names.
+    pub async fn pictures(&self, prefix: &str) -> Result<Vec<RgbImage>> {
+        let keys = self.keys(prefix).await?;
+        stream::iter(&keys).map(|key| self.picture(key)).buffered(AT_ONCE).try_collect().await
+    }
+
+    async fn picture(&self, key: &str) -> Result<RgbImage> {
+        let found = self.client.get_object().bucket(&self.bucket.name).key(key).send().await;
+        let found = found.map_err(|error| self.failed("read", key, error.into()))?;
+        let content = found.body.collect().await?.into_bytes();
+        let picture = image::load_from_memory(&content).map_err(|error| format!("read {key}: {error}"))?;
+        Ok(picture.into_rgb8())
     }
 
     async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
@@ -84,4 +109,8 @@ impl Store {
     fn failed(&self, doing: &str, key: &str, error: StorageError) -> String {
         format!("{doing} {}: {error}", self.uri(key))
     }
+}
+
+fn key_of(place: Place, picture: &Picture) -> String {
+    format!("{}{}", place.source, picture.name)
 }

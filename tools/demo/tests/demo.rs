@@ -22,8 +22,13 @@ fn demo(words: &[&str], variables: &[(&str, &str)]) -> (String, Duration) {
     (printed, took)
 }
 
-fn sheet() -> PathBuf {
-    Paths::find().unwrap().state().join("demo/contact-sheet.png")
+/// What the demo leaves to look at: the pictures, and tiles of one of them.
+fn sheets() -> [PathBuf; 2] {
+    ["contact-sheet.png", "warm-sheet.png"].map(|name| Paths::find().unwrap().state().join("demo").join(name))
+}
+
+fn remove_sheets() {
+    sheets().iter().for_each(|sheet| std::fs::remove_file(sheet).unwrap());
 }
 
 /// What every demo shows.
@@ -40,11 +45,35 @@ fn check(printed: &str) {
     has("36 files below s3://");
     has("make demo DOWN=1");
     assert!(!printed.contains('\u{1b}'), "not a terminal, so no control characters:\n{printed}");
-    let sheet = image::open(sheet()).unwrap().into_rgb8();
+    check_warm(printed);
+    let [pictures, tiles] = sheets().map(|sheet| image::open(sheet).unwrap().into_rgb8());
     // Six columns of 272 and rows of 236 pixels, 20 apart, below a title of 84.
-    assert_eq!(sheet.dimensions(), (20 + 6 * 292, 84 + 6 * 256));
-    let colours: std::collections::BTreeSet<_> = sheet.pixels().map(|pixel| pixel.0).collect();
-    assert!(colours.len() > 10_000, "the sheet has {} colours", colours.len());
+    assert_eq!(pictures.dimensions(), (20 + 6 * 292, 84 + 6 * 256));
+    // Eight columns of 96 and ten rows of 92 pixels, 4 apart.
+    assert_eq!(tiles.dimensions(), (4 + 8 * 100, 84 + 10 * 96));
+    for sheet in [pictures, tiles] {
+        let colours: std::collections::BTreeSet<_> = sheet.pixels().map(|pixel| pixel.0).collect();
+        assert!(colours.len() > 10_000, "the sheet has {} colours", colours.len());
+    }
+}
+
+/// All tiles succeed, and the rate that is compared is the one that the progress ended with.
+fn check_warm(printed: &str) {
+    let line_with = |words: &str| {
+        let found = printed.lines().find(|line| line.contains(words));
+        assert!(found.is_some(), "{words:?} is not in:\n{printed}");
+        found.unwrap()
+    };
+    let progress = line_with("2000/2000  2000 done, 0 failed, 0 running, 0 queued");
+    line_with("2000 files below s3://");
+    let sentence = line_with(" times as fast as a pod per file");
+    let after = |words: &str| sentence.split_once(words).unwrap().1.split_whitespace().next().unwrap();
+    let [times, warm, slow] = ["Warm was ", "same filters: ", "instead of "].map(after);
+    assert!(progress.contains(&format!("  {warm} files/s")), "{progress}\n{sentence}");
+    let [times, warm, slow] = [times, warm, slow].map(|number| number.parse::<f64>().unwrap());
+    // All three are rounded.
+    assert!((times - warm / slow).abs() <= times * 0.02, "{sentence}");
+    assert!(times > 10.0, "{sentence}");
 }
 
 #[tokio::test]
@@ -52,12 +81,12 @@ fn check(printed: &str) {
 async fn the_demo_runs_again_and_again_and_elsewhere() {
     let (printed, _) = demo(&[], &[]);
     check(&printed);
-    std::fs::remove_file(sheet()).unwrap();
+    remove_sheets();
 
     let (printed, second) = demo(&[], &[]);
     check(&printed);
     println!("with cluster and deployment there it took {second:?}");
-    std::fs::remove_file(sheet()).unwrap();
+    remove_sheets();
 
     // The testbed as somebody's own cluster: its images are where another cluster's registry would be.
     let testbed = Testbed::start_or_reuse().await.unwrap();

@@ -24,7 +24,7 @@ use Here::{Fails, Not, Prints, Watches};
 
 /// Every command of README.md, in its order, by how it begins. One that is not here is one that nobody has tried.
 const COMMANDS: &[(&str, Here)] = &[
-    ("make demo", Prints("36 files below s3://openfilter-demo/results/")),
+    ("make demo", Prints("times as fast as a pod per file")),
     ("make test", Not("this is a part of it")),
     ("kubectl create namespace openfilter-system", Not("the demo has made it")),
     ("kubectl create secret generic openfilter-valkey", Not("the demo has made it")),
@@ -34,11 +34,11 @@ const COMMANDS: &[(&str, Here)] = &[
     ),
     ("kubectl apply --server-side -k kustomize/gitops/argocd/dev", Not("tests/gitops does, with an Argo CD")),
     ("kubectl apply --server-side -k kustomize/gitops/flux/dev", Not("tests/gitops does, with a Flux")),
-    ("openfilter validate -f examples/demo", Fails("3 checked, 2 mistakes")),
+    ("openfilter validate -f examples/demo", Fails("5 checked, 2 mistakes")),
     ("kubectl apply -f policies/max-parallelism/policy.yaml", Prints("max-parallelism created")),
     ("sed 's/parallelism: 6/parallelism: 500/'", Fails("[policy max-parallelism/parallelism]")),
     ("kubectl create -f examples/demo/run.yaml", Prints("created")),
-    ("kubectl get plr -n openfilter-demo -w", Watches("thumbnails   Succeeded   37/37      36          1")),
+    ("kubectl get plr -n openfilter-demo -w", Watches("thumbnails   Succeeded   37/37       36          1")),
     ("kubectl wait -n openfilter-demo plr/", Prints("condition met")),
     ("kubectl get events -n openfilter-demo", Prints("36 of 37 files succeeded, 1 failed")),
     (
@@ -187,18 +187,18 @@ fn every_command_of_the_readme_works_in_a_clone() {
     let mut shell = Shell::clone();
     let readme = fs::read_to_string(shell.clone.join("README.md")).unwrap();
     let mut table = COMMANDS.iter();
-    let (mut demo, mut name) = (String::new(), String::new());
+    let (mut demo, mut names) = (String::new(), Vec::new());
     for block in blocks(&readme) {
         if block.is_the_demo() {
             for command in &block.commands[1..] {
-                let command = renamed(command, &name);
+                let command = renamed(command, &names);
                 assert!(demo.contains(&format!("$ {command}\n")), "the demo does not show {command:?}");
             }
             continue;
         }
         for command in &block.commands {
             let (begin, here) = table.next().unwrap();
-            let command = renamed(command, &name);
+            let command = renamed(command, &names);
             let (expected, printed, worked) = match here {
                 Not(why) => {
                     println!("({command} is left out: {why})");
@@ -212,11 +212,11 @@ fn every_command_of_the_readme_works_in_a_clone() {
             assert_eq!(printed.worked, worked, "{command}");
             match *begin {
                 "make demo" => {
-                    (name, demo) = (run_name(&printed.text).unwrap(), printed.text);
+                    (names, demo) = (run_names(&printed.text), printed.text);
                     let exports = demo.lines().filter(|line| line.starts_with("export "));
                     shell.exports = exports.map(|line| format!("{line}; ")).collect();
                 }
-                "kubectl create -f examples/demo/run.yaml" => name = run_name(&printed.text).unwrap(),
+                "kubectl create -f examples/demo/run.yaml" => names = run_names(&printed.text),
                 "kubectl apply -f policies/max-parallelism/policy.yaml" => {
                     // Every replica hears of it a moment later, which is less than a person needs to type a line.
                     assert!(shell.type_in(UNTIL_REFUSED).worked);
@@ -234,16 +234,36 @@ fn every_command_of_the_readme_works_in_a_clone() {
     }
 }
 
-/// The name of the run that a text is about.
-fn run_name(text: &str) -> Option<String> {
-    let (_, rest) = text.split_once("pipelinerun.filter.plainsight.ai/")?;
-    rest.split_whitespace().next().map(str::to_owned)
+/// The names of the runs that a text says were created.
+fn run_names(text: &str) -> Vec<String> {
+    let runs = text.split("pipelinerun.filter.plainsight.ai/").skip(1);
+    runs.filter_map(|rest| rest.split_whitespace().next()).map(str::to_owned).collect()
 }
 
-/// A command about `name` instead of the run that README.md shows.
-fn renamed(command: &str, name: &str) -> String {
-    match command.split_once("demo-").filter(|(_, rest)| rest.len() >= 5) {
-        Some((before, rest)) => format!("{before}{name}{}", &rest[5..]),
-        None => command.to_owned(),
-    }
+/// How many characters the API server appends to a `generateName`.
+const SUFFIX: usize = 5;
+
+/// A command about these runs instead of those that README.md shows.
+fn renamed(command: &str, names: &[String]) -> String {
+    names.iter().fold(command.to_owned(), |command, name| {
+        let (prefix, _) = name.split_at(name.len() - SUFFIX);
+        let is_suffix = |rest: &str| rest.split(|end: char| !end.is_alphanumeric()).next().map(str::len);
+        match command.split_once(prefix) {
+            Some((before, rest)) if is_suffix(rest) == Some(SUFFIX) => {
+                format!("{before}{name}{}", &rest[SUFFIX..])
+            }
+            _ => command,
+        }
+    })
+}
+
+#[test]
+fn commands_are_about_the_runs_that_the_demo_created() {
+    let created = |name: &str| format!("$ kubectl create\npipelinerun.filter.plainsight.ai/{name} created\n");
+    let names = run_names(&[created("demo-aaaaa"), created("warm-bbbbb")].concat());
+    let get = "kubectl get pipelinerun -n openfilter-demo ";
+    assert_eq!(renamed(&format!("{get}demo-rktmw"), &names), format!("{get}demo-aaaaa"));
+    assert_eq!(renamed(&format!("{get}warm-x7k2p -o yaml"), &names), format!("{get}warm-bbbbb -o yaml"));
+    let create = "kubectl create -f examples/demo/warm-run.yaml";
+    assert_eq!(renamed(create, &names), create);
 }

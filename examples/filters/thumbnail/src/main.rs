@@ -5,7 +5,7 @@
 
 use std::{env, error::Error, fs, path::PathBuf, process::ExitCode};
 
-use image::{ImageFormat, ImageReader, Limits};
+use image::{DynamicImage, ImageFormat, ImageReader, Limits};
 
 /// The longer side of a thumbnail, in pixels.
 const SIDE: u32 = 256;
@@ -38,6 +38,28 @@ fn run() -> Result<PathBuf, Box<dyn Error>> {
     let picture = reader.decode().map_err(|error| format!("{input} is not a picture: {error}"))?;
     fs::create_dir_all(&output).map_err(|error| format!("{}: {error}", output.display()))?;
     let file = output.join("thumbnail.png");
-    picture.thumbnail(SIDE, SIDE).save_with_format(&file, ImageFormat::Png)?;
+    shrink(picture).save_with_format(&file, ImageFormat::Png)?;
     Ok(file)
+}
+
+/// A small picture stays as it is: enlarging it would add nothing but bytes.
+fn shrink(picture: DynamicImage) -> DynamicImage {
+    let fits = picture.width() <= SIDE && picture.height() <= SIDE;
+    if fits { picture } else { picture.thumbnail(SIDE, SIDE) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_pictures_shrink_and_small_ones_stay_as_they_are() {
+        let side = |width, height| {
+            let small = shrink(DynamicImage::new_rgb8(width, height));
+            (small.width(), small.height())
+        };
+        assert_eq!(side(640, 480), (256, 192));
+        assert_eq!(side(100, 512), (50, 256));
+        assert_eq!(side(80, 48), (80, 48));
+    }
 }
