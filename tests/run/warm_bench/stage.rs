@@ -95,11 +95,9 @@ impl Stage {
         Bucket { name: format!("{}-results", self.lab.bucket), ..self.source() }
     }
 
-    /// Stores the files. The S3 server takes one request per connection, so that the machine may run out of ports for a
-    /// while: then requests are repeated.
     async fn put_files(&self) {
         let (began, Case { bytes, few, many, .. }) = (Instant::now(), self.case);
-        let bucket = Bucket { max_attempts: 20, ..self.source() };
+        let bucket = self.source();
         let (client, content) = (bucket.client().await, vec![b'x'; bytes]);
         let put = |number: usize| {
             let folder = if number < few { FEW } else { "rest/" };
