@@ -18,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Notify,
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 
 use crate::{
@@ -139,17 +139,19 @@ impl Drop for FaultyS3 {
     }
 }
 
+/// Connections end with this task, also those that a client keeps open for its next request.
 async fn accept(listener: TcpListener, server: Arc<str>, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
+        while connections.try_join_next().is_some() {}
         let (server, shared) = (Arc::clone(&server), Arc::clone(&shared));
         let answer = hyper::service::service_fn(move |request| {
             let (server, shared) = (Arc::clone(&server), Arc::clone(&shared));
             async move { handle(request, &server, &shared).await }
         });
         // A connection that ends early is what this proxy is for.
-        tokio::spawn(
-            hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer),
-        );
+        connections
+            .spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
     }
 }
 
@@ -223,6 +225,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
     use crate::s3::S3;
 
@@ -258,6 +262,20 @@ mod tests {
         proxy.heal();
         assert_eq!(status("/b/good").await, 200);
         assert_eq!(proxy.seen().len(), 6);
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_is_gone_serves_no_connection_that_was_kept_open() {
+        let proxy = FaultyS3::listen("127.0.0.1:0", &ten_bytes().await).await.unwrap();
+        let mut kept = TcpStream::connect(proxy.url.trim_start_matches("http://")).await.unwrap();
+        let ask = b"GET /b/file HTTP/1.1\r\nHost: s3\r\n\r\n";
+        let mut answer = [0; 1_000];
+        kept.write_all(ask).await.unwrap();
+        assert!(kept.read(&mut answer).await.unwrap() > 0);
+        drop(proxy);
+        // The end may come while it is written to.
+        let _ = kept.write_all(ask).await;
+        assert!(matches!(kept.read(&mut answer).await, Ok(0) | Err(_)), "it was answered again");
     }
 
     #[tokio::test]
