@@ -21,8 +21,9 @@ pub use stage::{Failed, Stage, Stuck};
 const GRACE_MAX: Duration = Duration::from_secs(3_600);
 
 /// A claimer starts within a second or two of getting a node, unless its image is pulled or the node is broken: then the file
-/// that the pod was given is given to another one.
-const STARTS_WITHIN: Duration = Duration::from_secs(15);
+/// that the pod was given is given to another one. On a node whose processors are busy it takes the kubelet fifteen seconds to
+/// say so, and a file that is taken back too early is processed twice.
+const STARTS_WITHIN: Duration = Duration::from_secs(30);
 /// How long the others of a pod that processes many files may go on after a container of it failed: a worker publishes what it
 /// has, and says so.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(60);
