@@ -1,7 +1,7 @@
 //! One file of a `Lines` filter in a pod of its own: one line, the end of input, the answer as an exit code.
 
 use crate::{
-    FAILED, REJECTED, end::End, host::Host, program::Program, signals::Signals, spawn::Stdin,
+    FAILED, REJECTED, UNUSABLE, end::End, host::Host, program::Program, signals::Signals, spawn::Stdin,
     verdict::Verdict, wire::Ending, workspace::Workspace,
 };
 
@@ -35,10 +35,14 @@ pub(crate) fn run(
     Ok(code)
 }
 
-/// A final refusal is the most that a filter can say. Otherwise its own code counts, as without the shim.
+/// A final refusal is the most that a filter can say. Otherwise its own code counts, as without the shim, unless it is one of
+/// those that only the shim may say.
 fn exit_code(ending: Ending, ended: Ending) -> u8 {
     let own = match ended {
-        Ending::Exited(code) => u8::try_from(code).unwrap_or(FAILED),
+        Ending::Exited(code) => match u8::try_from(code) {
+            Ok(UNUSABLE | REJECTED) | Err(_) => FAILED,
+            Ok(code) => code,
+        },
         // As a shell and the container runtime count.
         Ending::Signaled(signal) => u8::try_from(128 + signal).unwrap_or(FAILED),
         _ => 0,
@@ -70,6 +74,8 @@ mod tests {
             (well, well, FAILED),
             (three, three, 3),
             (killed, killed, 137),
+            (Ending::Accepted, Ending::Exited(UNUSABLE.into()), FAILED),
+            (Ending::Exited(REJECTED.into()), Ending::Exited(REJECTED.into()), FAILED),
         ] {
             assert_eq!(exit_code(ending, ended), code, "{ending}, {ended}");
         }
