@@ -114,8 +114,8 @@ async fn a_pod_that_has_processed_as_many_files_as_it_may_releases_the_others_an
 
 #[tokio::test]
 async fn a_pod_that_has_reached_its_age_finishes_its_file_releases_the_others_and_ends_well() {
-    let mut bench = pod("sleep 4").await;
-    bench.set("OPENFILTER_MAX_AGE", "2s");
+    let mut bench = pod("sleep 12").await;
+    bench.set("OPENFILTER_MAX_AGE", "6s");
     let (ended, said) = serve(&bench, &SMALL, None).await;
     ended.assert_ok();
     assert_eq!(counts(&bench).await, (3, 0, 1, 0), "{said:?}");
@@ -154,7 +154,7 @@ async fn no_file_is_fetched_ahead_that_would_fill_the_disk() {
 
 #[tokio::test]
 async fn a_file_that_cannot_be_fetched_is_reported_at_once_and_not_in_its_turn() {
-    let mut bench = pod("sleep 2").await;
+    let mut bench = pod("sleep 5").await;
     bench.set("OPENFILTER_MAX_FILES", "1");
     let here = bench.store("a", b"here").await;
     bench.enqueue(vec![here, listed("b", b"not here")]).await;

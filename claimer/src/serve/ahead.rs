@@ -18,8 +18,13 @@ use super::transfers::Transfers;
 /// A file that is being fetched, or is.
 pub(super) struct Next {
     pub(super) claim: Claim,
-    /// Where it is; nothing if it could not be fetched.
-    pub(super) fetched: JoinHandle<Option<Slot>>,
+    /// Nothing if it could not be fetched.
+    pub(super) fetched: JoinHandle<Option<Fetched>>,
+}
+
+/// A file that is here.
+pub(super) struct Fetched {
+    pub(super) slot: Slot,
     /// Its part of what may be fetched before its turn.
     pub(super) share: OwnedSemaphorePermit,
 }
@@ -53,16 +58,16 @@ impl FetchAhead {
     pub(super) async fn run(
         &self,
         mut files: mpsc::Receiver<Claim>,
-        ready: mpsc::Sender<Next>,
+        ready: mpsc::UnboundedSender<Next>,
     ) -> Infallible {
         let mut number = 0;
         while let Some(claim) = files.recv().await {
             let share = Arc::clone(&self.bytes).acquire_many_owned(self.share_of(claim.file.size)).await;
             let Ok(share) = share else { break };
             number += 1;
-            let fetched = task::spawn_local(self.fetch(number, &claim));
+            let fetched = task::spawn_local(self.fetch(number, &claim, share));
             // Nobody takes it: the pod ends.
-            if ready.send(Next { claim, fetched, share }).await.is_err() {
+            if ready.send(Next { claim, fetched }).is_err() {
                 break;
             }
         }
@@ -78,8 +83,13 @@ impl FetchAhead {
         u32::try_from(size / 1024 + 1).unwrap_or(u32::MAX).min(self.most)
     }
 
-    /// A failure is reported at once, not in its turn: it says that the storage fails now.
-    fn fetch(&self, number: u64, claim: &Claim) -> impl Future<Output = Option<Slot>> + use<> {
+    /// A failure is reported at once, not in its turn: it says that the storage fails now. Its share is free for the next file.
+    fn fetch(
+        &self,
+        number: u64,
+        claim: &Claim,
+        share: OwnedSemaphorePermit,
+    ) -> impl Future<Output = Option<Fetched>> + use<> {
         let (room, transfers, claim) = (self.room.clone(), Arc::clone(&self.transfers), claim.clone());
         let (reports, stop) = (Arc::clone(&self.reports), self.stop.clone());
         let (under_way, size) = (Rc::clone(&self.under_way), claim.file.size);
@@ -87,7 +97,13 @@ impl FetchAhead {
         async move {
             let fetched = transfers.fetch(&room, number, &claim).await;
             under_way.set(under_way.get().saturating_sub(size));
-            fetched.map_err(|failure| say_failed(&reports, &stop, &claim.entry, failure)).ok()
+            match fetched {
+                Ok(slot) => Some(Fetched { slot, share }),
+                Err(failure) => {
+                    say_failed(&reports, &stop, &claim.entry, failure);
+                    None
+                }
+            }
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::claim::QueueSettings;
 use crate::exit::Failure;
 use crate::publish::Destination;
 use crate::workspace::WorkspaceError;
-use ahead::{FetchAhead, Next};
+use ahead::{FetchAhead, Fetched, Next};
 pub use filters::Order;
 use filters::{Filters, FiltersError};
 use reports::Reports;
@@ -113,7 +113,7 @@ async fn process_files(settings: ServeSettings) -> Result<(), Failure> {
     let transfers = Arc::new(Transfers::of(&settings).await);
     let (files, handed_out) = mpsc::channel(HELD_MAX);
     // What is fetched before its turn is bounded by its bytes, and by how many files the operator hands to a pod.
-    let (ready, next) = mpsc::channel(HELD_MAX);
+    let (ready, next) = mpsc::unbounded_channel();
     let work = Work {
         room: Room::new(room),
         filters,
@@ -167,9 +167,9 @@ struct Work {
 
 impl Work {
     /// Until the pod is to stop, or a filter is gone. What is published then is published to its end.
-    async fn run(mut self, mut next: mpsc::Receiver<Next>) -> Result<(), ServeError> {
+    async fn run(mut self, mut next: mpsc::UnboundedReceiver<Next>) -> Result<(), ServeError> {
         let mut outcome = Ok(());
-        while let Some(Next { claim, fetched, share }) = next.recv().await {
+        while let Some(Next { claim, fetched }) = next.recv().await {
             if self.stop.is_set() && !fetched.is_finished() {
                 fetched.abort();
                 self.reports.say(&claim.entry, State::Released);
@@ -177,13 +177,13 @@ impl Work {
             }
             match fetched.await {
                 Ok(Some(_)) if self.stop.is_set() => self.reports.say(&claim.entry, State::Released),
-                Ok(Some(slot)) => outcome = self.process(&claim, slot).await,
+                // It has its share of the room until it is processed.
+                Ok(Some(Fetched { slot, share: _share })) => outcome = self.process(&claim, slot).await,
                 // It could not be fetched, and that was said when it happened.
                 Ok(None) => {}
                 // Only a pod that ends cancels its tasks.
                 Err(error) => outcome = Err(ServeError::Task(error)),
             }
-            drop(share);
             if outcome.is_err() {
                 break;
             }
