@@ -27,7 +27,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// How often another pod is a probe while files are processed that were fetched before.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// Floods of reports that come within this time of each other are one.
+/// A flood counts once in this time, so that a run may have one that ends soon.
 const FLOOD_LASTS: Duration = Duration::from_secs(5);
 /// How many floods end a run, if they come within [`FLOODS_WITHIN`]: one can be a mistake of ours in counting pods.
 const FLOODS_MAX: usize = 3;
@@ -155,14 +155,13 @@ impl Pass<'_> {
         let since_supplied = self.memory.warm.supplied.map(|last| self.now.duration_since(last));
         let next_try = self.memory.breakers.next_try(self.now);
         if let Some(wait) = next_try {
-            // One file shows whether what failed works again. The pod whose turn it is may be busy: then it is another one's.
             let is_under_way = stats.running > 0 && since_supplied.is_some_and(|ago| ago < PROBE_EVERY);
             if !wait.is_zero() || is_under_way {
                 return Ok(());
             }
-            self.memory.warm.probes = self.memory.warm.probes.wrapping_add(1);
-            pods = vec![pods[self.memory.warm.probes % pods.len()]];
-            most = 1;
+            // One file shows whether what failed works again. Pods may be busy with files that they fetched before.
+            let (pod, held) = self.least_busy(prepared, &pods).await?;
+            (pods, most) = (vec![pod], held + 1);
         }
         if next_try.is_some() || since_supplied.is_none_or(|ago| ago >= PUBLISH_EVERY) {
             self.memory.warm.supplied = Some(self.now);
@@ -174,6 +173,25 @@ impl Pass<'_> {
         let most = usize::try_from(most).unwrap_or(1);
         self.memory.pods.served.extend(prepared.queue.fill(&pods, most).await?);
         Ok(())
+    }
+
+    /// The pod that holds the fewest files, and how many these are. Pods that hold as many take turns.
+    async fn least_busy<'b>(
+        &mut self,
+        prepared: &Prepared,
+        pods: &[&'b str],
+    ) -> Result<(&'b str, u64), Error> {
+        let names: Vec<String> = pods.iter().map(|pod| (*pod).to_owned()).collect();
+        let mut held = HashMap::<String, u64>::new();
+        for claim in prepared.queue.claims_of(&names).await? {
+            *held.entry(claim.consumer).or_default() += 1;
+        }
+        let turn = &mut self.memory.warm.probes;
+        *turn = turn.wrapping_add(1);
+        let of = |pod: &str| held.get(pod).copied().unwrap_or_default();
+        let in_turn = pods.iter().cycle().skip(*turn % pods.len()).take(pods.len());
+        let pod = in_turn.copied().min_by_key(|pod| of(pod)).unwrap_or(pods[0]);
+        Ok((pod, of(pod)))
     }
 
     /// Tells pods to end: as many as are too many, and those whose keys are refused, or that are old and have not noticed it
@@ -239,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floods_that_return_are_too_many_and_one_that_lasts_is_not() {
+    fn floods_that_last_or_return_are_too_many_and_short_ones_are_not() {
         let (mut floods, start) = (Floods::default(), Instant::now());
         for flood in 1..FLOODS_MAX {
             let begins = start + FLOOD_LASTS * 2 * u32::try_from(flood).unwrap_or_default();
@@ -252,5 +270,11 @@ mod tests {
         assert!(floods.are_too_many());
         floods.noticed(start + FLOODS_WITHIN * 2);
         assert!(!floods.are_too_many(), "those before it are long ago");
+
+        let mut lasting = Floods::default();
+        for look in 0..=10 {
+            lasting.noticed(start + Duration::from_secs(look));
+        }
+        assert!(lasting.are_too_many(), "one that lasts");
     }
 }
