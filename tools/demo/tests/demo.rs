@@ -72,7 +72,7 @@ fn check_warm(printed: &str) {
     assert!(progress.contains(&format!("  {warm} files/s")), "{progress}\n{sentence}");
     let [times, warm, slow] = [times, warm, slow].map(|number| number.parse::<f64>().unwrap());
     // All three are rounded.
-    assert!((times - warm / slow).abs() <= times * 0.02, "{sentence}");
+    assert!((times - warm / slow).abs() <= 0.5 + times * 0.05, "{sentence}");
     assert!(times > 10.0, "{sentence}");
 }
 
