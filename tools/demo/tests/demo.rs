@@ -51,16 +51,17 @@ fn check(printed: &str) {
     assert_eq!(pictures.dimensions(), (20 + 6 * 292, 84 + 6 * 256));
     // Eight columns of 96 and ten rows of 92 pixels, 4 apart.
     assert_eq!(tiles.dimensions(), (4 + 8 * 100, 84 + 10 * 96));
-    for sheet in [pictures, tiles] {
+    // The tiles are those of one picture.
+    for (sheet, least) in [(pictures, 10_000), (tiles, 1_000)] {
         let colours: std::collections::BTreeSet<_> = sheet.pixels().map(|pixel| pixel.0).collect();
-        assert!(colours.len() > 10_000, "the sheet has {} colours", colours.len());
+        assert!(colours.len() > least, "the sheet has {} colours", colours.len());
     }
 }
 
 /// All tiles succeed, and the rate that is compared is the one that the progress ended with.
 fn check_warm(printed: &str) {
     let line_with = |words: &str| {
-        let found = printed.lines().find(|line| line.contains(words));
+        let found = printed.lines().rfind(|line| line.contains(words));
         assert!(found.is_some(), "{words:?} is not in:\n{printed}");
         found.unwrap()
     };
