@@ -161,6 +161,9 @@ impl Pass<'_> {
             }
             // One file shows whether what failed works again. Pods may be busy with files that they fetched before.
             let (pod, held) = self.least_busy(prepared, &pods).await?;
+            if held >= HELD_MAX {
+                return Ok(());
+            }
             (pods, most) = (vec![pod], held + 1);
         }
         if next_try.is_some() || since_supplied.is_none_or(|ago| ago >= PUBLISH_EVERY) {
