@@ -165,7 +165,7 @@ async fn pods_are_replaced_after_as_many_files_as_they_may_process_whoever_looks
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
     lab.until("r", "files are processed", |run| running(run) > 0).await;
     lab.kill_operators().await;
-    // Nobody counts but the pod, which holds more files than it may process.
+    // Only the pod counts now, and it holds more files than it may process.
     let has_stopped = async || Ok((lab.reports("r", "released").await > 0).then_some(()));
     lab.eventually("the pod gives files back", has_stopped).await;
     let settled = lab.tally("r", "succeeded").await as usize;
@@ -179,7 +179,7 @@ async fn pods_are_replaced_after_as_many_files_as_they_may_process_whoever_looks
     lab.witness.check_monotonic();
 }
 
-/// Whoever has the password of a run's workers writes what is no report, again and again.
+/// A program with the password of a run's workers writes what is no report, again and again.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() {

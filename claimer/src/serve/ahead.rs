@@ -66,7 +66,7 @@ impl FetchAhead {
             let Ok(share) = share else { break };
             number += 1;
             let fetched = task::spawn_local(self.fetch(number, &claim, share));
-            // Nobody takes it: the pod ends.
+            // The receiver is gone: the pod ends.
             if ready.send(Next { claim, fetched }).is_err() {
                 break;
             }

@@ -80,7 +80,7 @@ impl Reader<'_> {
                 continue;
             }
             match &self.files {
-                // Whoever takes them is gone only with the pod.
+                // The receiver goes only with the pod.
                 Some(files) => drop(files.send(claim).await),
                 None => self.reports.say(&claim.entry, State::Released),
             }

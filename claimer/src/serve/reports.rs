@@ -102,7 +102,7 @@ impl Reports {
         for (entry, text) in said {
             // Something newer may have been said meanwhile.
             let Some(word) = words.get_mut(entry).filter(|word| word.text == *text) else { continue };
-            // Whoever judges a pod that is gone needs to know what it had begun: that is said once more, much later.
+            // The operator judges a pod that is gone by what it had begun: that is said once more, much later.
             let wait = if word.is_final { word.wait } else { REPEAT.1 };
             word.due = now + wait;
             word.wait = (wait * 2).min(REPEAT.1);
