@@ -30,11 +30,17 @@ fn main() {
         (shim, link)
     };
 
-    let begun = Instant::now();
+    let (mut starting, mut ending) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..STARTS {
-        end(start());
+        let begun = Instant::now();
+        let started = start();
+        starting += begun.elapsed();
+        let left = Instant::now();
+        end(started);
+        ending += left.elapsed();
     }
-    println!("start to hello, and end: {:?}", begun.elapsed() / STARTS);
+    println!("from its start to its hello: {:?}", starting / STARTS);
+    println!("from the worker's end to its own: {:?}", ending / STARTS);
 
     let (shim, mut link) = start();
     let mut cpu = Duration::ZERO;

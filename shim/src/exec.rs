@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::{end::End, host::Host, link::Link, spawn::Stdin, usage::Usage, wire::Done, workspace::Workspace};
+use crate::{end::End, host::Host, link::Link, spawn::Stdin, wire::Done, workspace::Workspace};
 
 /// Runs the command for the current file.
 pub(crate) fn process(
@@ -11,9 +11,8 @@ pub(crate) fn process(
     workspace: &Workspace,
     deadline: Option<Instant>,
 ) -> Result<Done, End> {
-    let before = Usage::now(None);
-    host.output.tail.clear();
-    host.mark(&format!("begin {}", workspace.source()))?;
+    let before = host.meter.read(None);
+    host.output.begin(&workspace.source());
     let mut running = host.start(Stdin::Empty)?;
     let asked = match host.attend(&mut running, link, deadline) {
         Ok(asked) => asked,
@@ -24,7 +23,7 @@ pub(crate) fn process(
     };
     let ended = host.end(running)?;
     let ending = asked.unwrap_or(ended);
-    host.mark(&format!("end {ending}"))?;
+    host.mark_end(ending)?;
     workspace.share_results();
-    Ok(host.done(ending, &before, &Usage::now(None), workspace.take_termination_text()))
+    Ok(host.done(ending, &before, None, workspace.take_termination_text()))
 }

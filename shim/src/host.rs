@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::poll::PollFlags;
+use nix::{poll::PollFlags, unistd::Pid};
 
 use crate::{
     end::End,
@@ -21,7 +21,7 @@ use crate::{
     scratch::Scratch,
     signals::Signals,
     spawn::{Spawned, Spawner, Stdin},
-    usage::Usage,
+    usage::{Meter, Usage},
     wire::{Done, Ending},
 };
 
@@ -34,6 +34,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) struct Host {
     pub(crate) signals: Signals,
     pub(crate) output: Output,
+    pub(crate) meter: Meter,
     family: Family,
     spawner: Spawner,
     scratch: Scratch,
@@ -43,6 +44,8 @@ pub(crate) struct Host {
 pub(crate) struct Running {
     pub(crate) main: Main,
     pub(crate) feed: Feed,
+    /// Whether it, or a process that came from it, is still to be reaped.
+    has_processes: bool,
 }
 
 impl Host {
@@ -50,7 +53,7 @@ impl Host {
         let spawner = Spawner::new(program).map_err(End::Unusable)?;
         let family = Family::adopt()?;
         let scratch = Scratch::new(family.has_own_container());
-        Ok(Self { signals, output: Output::new(lines), family, spawner, scratch })
+        Ok(Self { signals, output: Output::new(lines), meter: Meter::new(), family, spawner, scratch })
     }
 
     /// Starts the command.
@@ -58,7 +61,7 @@ impl Host {
         let spawned = self.spawner.spawn(stdin, self.scratch.begin());
         let Spawned { pid, stdin, stdout, stderr } = spawned.map_err(End::Unusable)?;
         self.output.attach(stdout, stderr);
-        Ok(Running { main: Main::of(pid), feed: Feed::new(stdin) })
+        Ok(Running { main: Main::of(pid), feed: Feed::new(stdin), has_processes: true })
     }
 
     /// Waits until the process has ended, an answer came, or its time is up; returns whether it was asked to end. What
@@ -88,6 +91,8 @@ impl Host {
             self.wait(limit.next(), Some(&mut running.feed), Some(link))?;
             self.reap(running);
         }
+        // The end of the file follows, and shares a write with the last output.
+        self.output.hold();
         Ok(limit.ending())
     }
 
@@ -95,7 +100,7 @@ impl Host {
     /// filter's own process ended.
     pub(crate) fn end(&mut self, mut running: Running) -> Result<Ending, End> {
         let give_up = Instant::now() + KILL_TIMEOUT;
-        while self.family.reap(&mut running.main) {
+        while running.has_processes && self.family.reap(&mut running.main) {
             if Instant::now() >= give_up {
                 return Err(End::Broken(format!(
                     "processes of the filter run on {KILL_TIMEOUT:?} after SIGKILL"
@@ -116,22 +121,23 @@ impl Host {
         &mut self,
         ending: Ending,
         before: &Usage,
-        after: &Usage,
+        kept: Option<Pid>,
         text: Option<String>,
     ) -> Done {
+        let after = self.meter.read(kept);
         Done {
             ending,
             cpu: after.cpu_since(before),
-            peak_memory_kib: after.peak_memory_kib,
+            peak_memory_kib: after.peak_memory_kib(kept),
             oom_killed: after.oom_killed_since(before),
             after_term: self.signals.was_terminated(),
             text: text.unwrap_or_else(|| self.output.tail.last_lines()),
         }
     }
 
-    /// Writes a line of our own to the log: at once if it takes it, so that it comes before what follows.
-    pub(crate) fn mark(&mut self, text: &str) -> Result<(), End> {
-        self.output.mark(text);
+    /// Says in the log how the file ended: at once if the log takes it, so that it comes before what follows.
+    pub(crate) fn mark_end(&mut self, ending: Ending) -> Result<(), End> {
+        self.output.end(ending);
         let ready = poll_until(self.output.interests(), Some(Instant::now()))?;
         self.output.advance(ready);
         Ok(())
@@ -140,7 +146,7 @@ impl Host {
     /// Reaps what has ended, as far as a wait has noticed.
     pub(crate) fn reap(&mut self, running: &mut Running) {
         if self.signals.take_child() {
-            self.family.reap(&mut running.main);
+            running.has_processes = self.family.reap(&mut running.main);
         }
     }
 
@@ -165,13 +171,16 @@ impl Host {
         }
     }
 
-    /// Waits until something happens or a moment has come. Output and input move along; returns whether output did.
+    /// Waits until something happens or a moment has come, which may be an earlier one. Output and input move along;
+    /// returns whether output did.
     pub(crate) fn wait(
         &mut self,
         until: Option<Instant>,
         mut feed: Option<&mut Feed>,
         link: Option<&mut Link>,
     ) -> Result<bool, End> {
+        let begin_due = self.output.begin_due();
+        let until = until.into_iter().chain(begin_due).min();
         let [stdout, stderr] = self.output.interests();
         let sources = [
             stdout,
@@ -182,6 +191,9 @@ impl Host {
         ];
         let [stdout, stderr, to_feed, from_link, signals] = poll_until(sources, until)?;
         self.output.advance([stdout, stderr]);
+        if begin_due.is_some_and(|due| due <= Instant::now()) {
+            self.output.mark_begin();
+        }
         if to_feed && let Some(feed) = &mut feed {
             feed.advance();
         }
@@ -196,6 +208,8 @@ impl Host {
 
     /// Kills everything and forgets it: there is no more to be reported.
     pub(crate) fn abandon(&mut self, running: Option<Running>) {
+        self.output.release();
+        self.output.mark_begin();
         if let Some(Err(end)) = running.map(|running| self.end(running)) {
             eprintln!("shim: {end}");
         }

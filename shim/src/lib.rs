@@ -14,6 +14,7 @@ mod end;
 mod exec;
 mod family;
 mod feed;
+mod files;
 mod host;
 mod limit;
 mod lines;

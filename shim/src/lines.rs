@@ -5,13 +5,14 @@
 
 use std::time::{Duration, Instant};
 
+use nix::unistd::Pid;
+
 use crate::{
     end::End,
     host::{Host, Running},
     link::Link,
     spawn::Stdin,
     text::beginning,
-    usage::Usage,
     verdict::Verdict,
     wire::{Done, Ending},
     workspace::Workspace,
@@ -53,16 +54,16 @@ impl Lines {
         deadline: Option<Instant>,
     ) -> Result<Done, End> {
         self.retire_unusable(host)?;
-        let before = self.usage();
-        host.output.tail.clear();
-        host.mark(&format!("begin {}", workspace.source()))?;
-        let Verdict { ending, reason } = self.judge(host, link, &workspace.file_line(), deadline)?;
+        let before = host.meter.read(self.pid());
+        let source = workspace.source();
+        host.output.begin(&source);
+        let Verdict { ending, reason } = self.judge(host, link, &workspace.file_line(&source), deadline)?;
         self.learn(ending);
-        host.mark(&format!("end {ending}"))?;
+        host.mark_end(ending)?;
         workspace.share_results();
         let reason = reason.map(|reason| beginning(&reason).to_owned());
         let text = workspace.take_termination_text().or(reason);
-        Ok(host.done(ending, &before, &self.usage(), text))
+        Ok(host.done(ending, &before, self.pid(), text))
     }
 
     /// Ends a process that died or spoke up while it had no file: its next answer could be to the last one.
@@ -116,6 +117,8 @@ impl Lines {
             if asked.is_none() && answers.is_empty() && is_unread && !is_fresh {
                 // It ended on account of an earlier file, or of none.
                 self.learn_between_files(ended);
+                // The file goes on with another process, and so does its log.
+                host.output.release();
                 continue;
             }
             return Ok(asked.map_or_else(|| Verdict::of(&answers, ended), Verdict::from));
@@ -141,8 +144,8 @@ impl Lines {
         Ok(None)
     }
 
-    fn usage(&self) -> Usage {
-        Usage::now(self.running.as_ref().map(|running| running.main.pid()))
+    fn pid(&self) -> Option<Pid> {
+        self.running.as_ref().map(|running| running.main.pid())
     }
 
     fn learn(&mut self, ending: Ending) {

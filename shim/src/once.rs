@@ -13,7 +13,7 @@ pub(crate) fn run(
 ) -> Result<u8, End> {
     let mut host = Host::new(program.map_err(End::Unusable)?, true, signals)?;
     let mut running = host.start(Stdin::Pipe)?;
-    running.feed.push(&workspace.file_line());
+    running.feed.push(&workspace.file_line(&workspace.source()));
     running.feed.close();
     while running.main.ending.is_none() {
         host.wait(None, Some(&mut running.feed), None)?;

@@ -3,10 +3,15 @@
 //! Nothing here blocks, and nothing grows: what was read is written before more is read, so that a slow log slows the
 //! filter and not the shim's timers. Descriptors stay in blocking mode (they are shared with others), so reads and
 //! writes follow a poll, and a write is small enough for a pipe that polls as writable.
+//!
+//! The container runtime pays for each write, so the lines around a file's output share its writes: a file that says
+//! little takes one write in all. They also share its stream, because the runtime keeps order only within a stream.
 
 use std::{
     io::{Stderr, Stdout, stderr, stdout},
+    mem,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -19,6 +24,7 @@ use crate::{
     answer::Answer,
     answers::{Answers, MARKER},
     text::{Tail, one_line},
+    wire::Ending,
 };
 
 /// As much as a pipe holds.
@@ -27,9 +33,21 @@ const READ_BYTES: usize = 64 * 1024;
 /// Marks are dropped while this much waits for a log that nothing reads.
 const WAITING_BYTES_MAX: usize = 64 * 1024;
 
+/// Output that waits for the end of its file: the line that says so fits into the same write.
+const HELD_BYTES_MAX: usize = PIPE_BUF - 64;
+
+/// The log names a file that has been silent for this long: it may hang.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+
 /// Both streams of the filter.
 pub(crate) struct Output {
     streams: [Stream; 2],
+    /// The stream that was read last, which takes the next line of our own.
+    last: usize,
+    /// The line that names the current file, until it is written.
+    begin: Option<Begin>,
+    /// Whether the output waits for the end of its file.
+    is_held: bool,
     /// The end of both.
     pub(crate) tail: Tail,
     /// Picks a `Lines` filter's answers out of its stdout.
@@ -42,6 +60,9 @@ impl Output {
     pub(crate) fn new(lines: bool) -> Self {
         Self {
             streams: [Stream::to(Log::Stdout(stdout())), Stream::to(Log::Stderr(stderr()))],
+            last: 0,
+            begin: None,
+            is_held: false,
             tail: Tail::default(),
             answers: lines.then(Answers::default),
             buffer: vec![0; READ_BYTES],
@@ -60,7 +81,7 @@ impl Output {
     pub(crate) fn detach(&mut self) {
         if let Some(answers) = &mut self.answers {
             let log = answers.finish();
-            self.streams[0].pass_on(&log);
+            self.pass_on(0, &log);
         }
         for stream in &mut self.streams {
             stream.from = None;
@@ -68,9 +89,9 @@ impl Output {
         }
     }
 
-    /// Whether anything is still to be read or written.
+    /// Whether anything is still to be read, or to be written now.
     pub(crate) fn is_busy(&self) -> bool {
-        self.streams.iter().any(|stream| stream.interest().is_some())
+        self.interests().iter().any(Option::is_some)
     }
 
     /// Whether an answer came that has not been taken yet.
@@ -83,49 +104,121 @@ impl Output {
         self.answers.as_mut().map(Answers::take).unwrap_or_default()
     }
 
+    /// A file begins. The line that says so is written before its output, with its end, or when it has been silent
+    /// for [`SILENCE_MAX`].
+    pub(crate) fn begin(&mut self, source: &str) {
+        self.tail.clear();
+        self.begin = Some(Begin { text: format!("begin {source}"), due: Instant::now() + SILENCE_MAX });
+    }
+
+    /// When the line that names the file is to be written even if there is no output.
+    pub(crate) fn begin_due(&self) -> Option<Instant> {
+        self.begin.as_ref().map(|begin| begin.due)
+    }
+
+    /// Writes the line that names the file, unless it is written already.
+    pub(crate) fn mark_begin(&mut self) {
+        if let Some(begin) = self.begin.take() {
+            self.mark(&begin.text);
+        }
+    }
+
+    /// Keeps the rest of a file's output for [`Self::end`], as far as one write takes both.
+    pub(crate) fn hold(&mut self) {
+        self.is_held = true;
+    }
+
+    /// Lets output go on at once.
+    pub(crate) fn release(&mut self) {
+        self.is_held = false;
+    }
+
+    /// The file has ended, and all its output was read.
+    pub(crate) fn end(&mut self, ending: Ending) {
+        self.mark_begin();
+        self.mark(&format!("end {ending}"));
+        self.release();
+    }
+
+    /// What each stream waits for.
+    pub(crate) fn interests(&self) -> [Option<(BorrowedFd<'_>, PollFlags)>; 2] {
+        [self.interest(0), self.interest(1)]
+    }
+
+    /// One read or write for each stream that is ready for it.
+    pub(crate) fn advance(&mut self, ready: [bool; 2]) {
+        for index in (0..ready.len()).filter(|index| ready[*index]) {
+            match self.is_to_write(index) {
+                true => self.streams[index].write(),
+                false => self.read(index),
+            }
+        }
+    }
+
+    fn interest(&self, index: usize) -> Option<(BorrowedFd<'_>, PollFlags)> {
+        let Stream { from, to, .. } = &self.streams[index];
+        match self.is_to_write(index) {
+            true => Some((to.as_fd(), PollFlags::POLLOUT)),
+            false => from.as_ref().map(|from| (from.as_fd(), PollFlags::POLLIN)),
+        }
+    }
+
+    /// Whether a stream is written before more is read. Only the last one is held: what came before on the other one is
+    /// also written before.
+    fn is_to_write(&self, index: usize) -> bool {
+        let waiting = self.streams[index].waiting.len();
+        let is_held = self.is_held && index == self.last && waiting < HELD_BYTES_MAX;
+        waiting > 0 && !is_held
+    }
+
+    fn read(&mut self, index: usize) {
+        let stream = &mut self.streams[index];
+        let Some(from) = &stream.from else { return };
+        let mut buffer = mem::take(&mut self.buffer);
+        // An error is as good as the end: there is no more to be read.
+        match read(from, &mut buffer).unwrap_or(0) {
+            0 => stream.from = None,
+            length => self.take_in(index, &buffer[..length]),
+        }
+        self.buffer = buffer;
+    }
+
+    fn take_in(&mut self, index: usize, bytes: &[u8]) {
+        match &mut self.answers {
+            Some(answers) if index == 0 => {
+                let log = answers.sift(bytes);
+                self.tail.push(&log);
+                self.pass_on(index, &log);
+            }
+            _ => {
+                self.tail.push(bytes);
+                self.pass_on(index, bytes);
+            }
+        }
+    }
+
+    fn pass_on(&mut self, index: usize, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.last = index;
+            self.mark_begin();
+            self.streams[index].pass_on(bytes);
+        }
+    }
+
     /// Writes a line of our own.
-    pub(crate) fn mark(&mut self, text: &str) {
-        let stream = &mut self.streams[0];
+    fn mark(&mut self, text: &str) {
+        let stream = &mut self.streams[self.last];
         stream.end_line();
         if stream.waiting.len() < WAITING_BYTES_MAX {
             stream.waiting.extend_from_slice(format!("{MARKER} {}\n", one_line(text)).as_bytes());
         }
     }
+}
 
-    /// What each stream waits for.
-    pub(crate) fn interests(&self) -> [Option<(BorrowedFd<'_>, PollFlags)>; 2] {
-        let [stdout, stderr] = &self.streams;
-        [stdout.interest(), stderr.interest()]
-    }
-
-    /// One read or write for each stream that is ready for it.
-    pub(crate) fn advance(&mut self, ready: [bool; 2]) {
-        for (index, stream) in self.streams.iter_mut().enumerate().filter(|(index, _)| ready[*index]) {
-            if !stream.waiting.is_empty() {
-                stream.write();
-                continue;
-            }
-            let Some(from) = &stream.from else { continue };
-            // An error is as good as the end: there is no more to be read.
-            let Some(bytes) = read(from, &mut self.buffer).ok().and_then(|length| self.buffer.get(..length))
-            else {
-                stream.from = None;
-                continue;
-            };
-            match &mut self.answers {
-                _ if bytes.is_empty() => stream.from = None,
-                Some(answers) if index == 0 => {
-                    let log = answers.sift(bytes);
-                    self.tail.push(&log);
-                    stream.pass_on(&log);
-                }
-                _ => {
-                    self.tail.push(bytes);
-                    stream.pass_on(bytes);
-                }
-            }
-        }
-    }
+/// The line before a file's output.
+struct Begin {
+    text: String,
+    due: Instant,
 }
 
 enum Log {
@@ -157,13 +250,6 @@ impl Stream {
         Self { from: None, to, waiting: Vec::new(), written: 0, is_within_line: false }
     }
 
-    fn interest(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
-        if self.waiting.is_empty() {
-            return self.from.as_ref().map(|from| (from.as_fd(), PollFlags::POLLIN));
-        }
-        Some((self.to.as_fd(), PollFlags::POLLOUT))
-    }
-
     fn pass_on(&mut self, bytes: &[u8]) {
         if let Some(last) = bytes.last() {
             self.is_within_line = *last != b'\n';
@@ -172,7 +258,7 @@ impl Stream {
     }
 
     fn end_line(&mut self) {
-        if std::mem::take(&mut self.is_within_line) {
+        if mem::take(&mut self.is_within_line) {
             self.waiting.push(b'\n');
         }
     }

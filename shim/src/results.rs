@@ -1,10 +1,10 @@
 //! Results are for the worker too, which is another user.
 
 use std::{
-    fs::{self, Metadata},
+    fs::{self, DirEntry, Metadata},
     io,
     os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use nix::{
@@ -14,8 +14,13 @@ use nix::{
 };
 
 /// Makes everything of our user at and below a path readable and writable for all (`chmod a+rwX`), and follows no link.
-pub(crate) fn share(root: &Path) -> io::Result<()> {
+/// Skips entries that need nothing.
+pub(crate) fn share(root: &Path, needs_nothing: impl Fn(&DirEntry) -> bool) -> io::Result<()> {
     let own = geteuid().as_raw();
+    let owns_root = fs::symlink_metadata(root).is_ok_and(|root| root.uid() == own);
+    // Where we are the worker's user, its folders are ours: they stay sticky, which keeps filters of other users from replacing
+    // what is in them. Elsewhere only the filter makes sticky folders, and the worker could not empty those.
+    let kept = if owns_root { 0o1777 } else { 0o777 };
     let mut next = vec![root.to_owned()];
     while let Some(path) = next.pop() {
         let found = match fs::symlink_metadata(&path) {
@@ -23,29 +28,51 @@ pub(crate) fn share(root: &Path) -> io::Result<()> {
             found => found?,
         };
         if found.uid() == own && !found.is_symlink() {
-            open_to_all(&path, &found)?;
+            open_to_all(&path, &found, kept)?;
         }
         if found.is_dir() {
-            next.extend(entries(&path)?);
+            next.extend(entries(&path)?.iter().filter(|entry| !needs_nothing(entry)).map(DirEntry::path));
         }
     }
     Ok(())
 }
 
-fn open_to_all(path: &Path, found: &Metadata) -> io::Result<()> {
+fn open_to_all(path: &Path, found: &Metadata, kept: u32) -> io::Result<()> {
     let mode = found.mode();
     let executable = if found.is_dir() || mode & 0o111 != 0 { 0o111 } else { 0 };
-    let wanted = mode & 0o777 | 0o666 | executable;
+    let wanted = mode & kept | 0o666 | executable;
     if wanted == mode & 0o7777 {
         return Ok(());
     }
     Ok(fchmodat(AT_FDCWD, path, Mode::from_bits_truncate(wanted), FchmodatFlags::NoFollowSymlink)?)
 }
 
-fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
+fn entries(folder: &Path) -> io::Result<Vec<DirEntry>> {
     match fs::read_dir(folder) {
         // One of another user, which that user has to open.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),
-        entries => entries?.map(|entry| Ok(entry?.path())).collect(),
+        entries => entries?.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn results_are_opened_and_the_workers_own_folders_stay_sticky() {
+        let folder = tempfile::tempdir().unwrap();
+        let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let (out, result) = (folder.path().join("out"), folder.path().join("out/result"));
+        fs::create_dir(&out).unwrap();
+        fs::write(&result, b"x").unwrap();
+        for (path, mode) in [(folder.path(), 0o1777), (&out, 0o1700), (&result, 0o600)] {
+            set(path, mode);
+        }
+        share(folder.path(), |_| false).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        assert_eq!([mode(folder.path()), mode(&out), mode(&result)], [0o1777, 0o1777, 0o666]);
     }
 }

@@ -41,6 +41,8 @@ impl Scratch {
 
     /// Makes a TMPDIR, unless there is no writable folder for it: then there is none for the filter either.
     pub(crate) fn begin(&mut self) -> Option<&Path> {
+        // Where TMPDIR is in the workspace, the worker has removed the folder with everything else there.
+        self.folder.take_if(|folder| !folder.exists());
         if self.folder.is_none() {
             self.folder = mkdtemp(&self.base.join("file-XXXXXX")).ok();
         }
@@ -89,7 +91,7 @@ fn remove(path: &Path) {
     let removed = remove().or_else(|error| match error.kind() {
         io::ErrorKind::NotFound => Ok(()),
         // A folder in it may forbid even its owner to remove what it holds.
-        _ => share(path).and_then(|()| remove()),
+        _ => share(path, |_| false).and_then(|()| remove()),
     });
     if let Err(error) = removed {
         eprintln!("shim: cannot remove the temporary {}: {error}", path.display());

@@ -17,9 +17,10 @@ use std::{
 
 use nix::{
     errno::Errno,
+    libc::{STDERR_FILENO, STDIN_FILENO, STDOUT_FILENO},
     spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn},
     sys::signal::SigSet,
-    unistd::Pid,
+    unistd::{Pid, dup2_stdin},
 };
 
 use crate::program::Program;
@@ -31,7 +32,6 @@ pub(crate) struct Spawner {
     program: Program,
     arguments: Vec<CString>,
     environment: Vec<CString>,
-    nothing: File,
 }
 
 /// What the process reads.
@@ -52,7 +52,9 @@ pub(crate) struct Spawned {
 
 impl Spawner {
     pub(crate) fn new(program: Program) -> Result<Self, String> {
+        // As our own stdin, which the command inherits unless it gets a pipe: less to set up for each file.
         let nothing = File::open("/dev/null").map_err(|error| format!("cannot open /dev/null: {error}"))?;
+        dup2_stdin(&nothing).map_err(|error| format!("cannot read from /dev/null: {error}"))?;
         let arguments =
             program.arguments.iter().cloned().map(OsString::into_vec).filter_map(c_string).collect();
         let pair = |(mut name, value): (OsString, OsString)| {
@@ -60,7 +62,7 @@ impl Spawner {
             name.push(value);
             c_string(name.into_vec())
         };
-        Ok(Self { program, arguments, environment: env::vars_os().filter_map(pair).collect(), nothing })
+        Ok(Self { program, arguments, environment: env::vars_os().filter_map(pair).collect() })
     }
 
     /// Starts a process in a group of its own. The error says why the command cannot be executed.
@@ -79,13 +81,12 @@ impl Spawner {
             Stdin::Empty => None,
             Stdin::Pipe => Some(io::pipe().map_err(errno)?),
         };
-        let its_stdin =
-            feed.as_ref().map_or(self.nothing.as_raw_fd(), |(its_stdin, _)| its_stdin.as_raw_fd());
         let mut files = PosixSpawnFileActions::init()?;
-        for (file, number) in [its_stdin, its_stdout.as_raw_fd(), its_stderr.as_raw_fd()].into_iter().zip(0..)
-        {
-            files.add_dup2(file, number)?;
+        if let Some((its_stdin, _)) = &feed {
+            files.add_dup2(its_stdin.as_raw_fd(), STDIN_FILENO)?;
         }
+        files.add_dup2(its_stdout.as_raw_fd(), STDOUT_FILENO)?;
+        files.add_dup2(its_stderr.as_raw_fd(), STDERR_FILENO)?;
         let fresh = temporary.and_then(|folder| c_string([TMPDIR, folder.as_os_str().as_bytes()].concat()));
         let inherited = self.environment.iter().map(CString::as_c_str);
         let inherited = inherited.filter(|pair| fresh.is_none() || !pair.to_bytes().starts_with(TMPDIR));

@@ -1,6 +1,6 @@
 //! What a file costs: CPU time, memory, and whether it took too much of that.
 
-use std::{fs, time::Duration};
+use std::{fs::File, os::unix::fs::FileExt, time::Duration};
 
 use nix::{
     sys::{
@@ -11,8 +11,19 @@ use nix::{
     unistd::Pid,
 };
 
+use crate::files::read_small;
+
 /// Counters of the container's memory cgroup, version 2 and version 1.
 const OOM_COUNTERS: [&str; 2] = ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"];
+
+/// More than the counters of a memory cgroup take.
+const OOM_COUNTERS_BYTES_MAX: usize = 1024;
+
+/// Reads the counters.
+pub(crate) struct Meter {
+    /// Kept open: reading from its start gives the current values.
+    oom_counter: Option<File>,
+}
 
 /// The counters at one moment.
 #[derive(Clone, Copy)]
@@ -21,28 +32,39 @@ pub(crate) struct Usage {
     reaped: Duration,
     /// Of the process that is kept, if one is.
     kept: Duration,
-    pub(crate) peak_memory_kib: u64,
+    /// The largest of all processes that were reaped.
+    reaped_peak_kib: u64,
     oom_kills: u64,
 }
 
-impl Usage {
-    pub(crate) fn now(kept: Option<Pid>) -> Self {
-        let (reaped, peak) = of_children();
-        Self {
-            reaped,
-            kept: kept.and_then(cpu_of).unwrap_or_default(),
-            peak_memory_kib: peak.max(kept.and_then(peak_of).unwrap_or_default()),
-            oom_kills: OOM_COUNTERS
-                .iter()
-                .find_map(|path| oom_kills(&fs::read_to_string(path).ok()?))
-                .unwrap_or(0),
-        }
+impl Meter {
+    pub(crate) fn new() -> Self {
+        let mut files = OOM_COUNTERS.iter().filter_map(|path| File::open(path).ok());
+        Self { oom_counter: files.find(|file| oom_kills_in(file).is_some()) }
     }
 
+    /// The counters now, with those of the process that is kept, if one is.
+    pub(crate) fn read(&self, kept: Option<Pid>) -> Usage {
+        let (reaped, reaped_peak_kib) = of_children();
+        Usage {
+            reaped,
+            kept: kept.and_then(cpu_of).unwrap_or_default(),
+            reaped_peak_kib,
+            oom_kills: self.oom_counter.as_ref().and_then(oom_kills_in).unwrap_or(0),
+        }
+    }
+}
+
+impl Usage {
     /// CPU time since then. A kept process that has been reaped meanwhile brings its whole life, of which that was
     /// counted before.
     pub(crate) fn cpu_since(&self, before: &Self) -> Duration {
         (self.reaped + self.kept).saturating_sub(before.reaped + before.kept)
+    }
+
+    /// The largest process so far, with the one that is kept.
+    pub(crate) fn peak_memory_kib(&self, kept: Option<Pid>) -> u64 {
+        kept.and_then(peak_of).unwrap_or_default().max(self.reaped_peak_kib)
     }
 
     pub(crate) fn oom_killed_since(&self, before: &Self) -> bool {
@@ -65,9 +87,15 @@ fn cpu_of(pid: Pid) -> Option<Duration> {
 }
 
 fn peak_of(pid: Pid) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = read_small(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+fn oom_kills_in(file: &File) -> Option<u64> {
+    let mut bytes = [0; OOM_COUNTERS_BYTES_MAX];
+    let length = file.read_at(&mut bytes, 0).ok()?;
+    oom_kills(str::from_utf8(&bytes[..length]).ok()?)
 }
 
 fn oom_kills(counters: &str) -> Option<u64> {

@@ -2,48 +2,64 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, OpenOptions},
+    fs::{self, DirEntry, OpenOptions},
     io::Read,
     path::{Path, PathBuf},
 };
 
-use crate::{results::share, text::beginning, wire::TEXT_BYTES_MAX};
+use crate::{files::read_small, results::share, text::beginning, wire::TEXT_BYTES_MAX};
 
 pub(crate) struct Workspace {
     root: PathBuf,
+    /// The file and what is known of it, from the worker.
+    input: PathBuf,
+    source: PathBuf,
+    attempt: PathBuf,
     results: PathBuf,
     termination_log: PathBuf,
 }
 
 impl Workspace {
     pub(crate) fn new(root: PathBuf, filter: &OsStr, termination_log: PathBuf) -> Self {
-        Self { results: root.join("out").join(filter), root, termination_log }
+        Self {
+            input: root.join("input"),
+            source: root.join("input.source_uri"),
+            attempt: root.join("input.attempt"),
+            results: root.join("out").join(filter),
+            root,
+            termination_log,
+        }
     }
 
     /// Where the current file came from; empty if that cannot be read.
     pub(crate) fn source(&self) -> String {
-        let bytes = fs::read(self.root.join("input.source_uri")).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
+        read_small(&self.source).unwrap_or_default()
     }
 
     /// The line by which a `Lines` filter learns of the current file.
-    pub(crate) fn file_line(&self) -> String {
-        let attempt = fs::read_to_string(self.root.join("input.attempt")).ok();
+    pub(crate) fn file_line(&self, source: &str) -> String {
+        let attempt = read_small(&self.attempt).ok();
         let attempt: u64 = attempt.and_then(|text| text.trim().parse().ok()).unwrap_or(1);
         let path = |path: &Path| json_string(&path.to_string_lossy());
         format!(
             "{{\"input\":{},\"out\":{},\"source\":{},\"attempt\":{attempt}}}\n",
-            path(&self.root.join("input")),
+            path(&self.input),
             path(&self.results),
-            json_string(&self.source()),
+            json_string(source),
         )
     }
 
     /// Lets the worker read the results, and remove whatever the filter left.
     pub(crate) fn share_results(&self) {
-        if let Err(error) = share(&self.root) {
+        if let Err(error) = share(&self.root, |entry| self.is_input(entry)) {
             eprintln!("shim: cannot open {} to the worker: {error}", self.root.display());
         }
+    }
+
+    /// Whether this is a file of the worker's own. A folder in its place is not, and may have to be opened.
+    fn is_input(&self, entry: &DirEntry) -> bool {
+        entry.file_type().is_ok_and(|kind| kind.is_file())
+            && [&self.input, &self.source, &self.attempt].contains(&&entry.path())
     }
 
     /// What the filter wrote to its termination log, which is empty afterwards.
@@ -95,7 +111,7 @@ mod tests {
         fs::write(folder.path().join("input.attempt"), "3").unwrap();
         let root = folder.path().display();
         assert_eq!(
-            workspace.file_line(),
+            workspace.file_line(&workspace.source()),
             format!(
                 "{{\"input\":\"{root}/input\",\"out\":\"{root}/out/detect\",\
                  \"source\":\"s3://b/a \\\"b\\\"\\\\\\u000a\\u007fé\",\"attempt\":3}}\n"

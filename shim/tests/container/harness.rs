@@ -9,7 +9,10 @@ use std::{
     },
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Condvar, Mutex},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -60,6 +63,8 @@ pub struct Worker {
 struct Log {
     bytes: Mutex<Vec<u8>>,
     grown: Condvar,
+    /// At most as many as there were writes.
+    reads: AtomicUsize,
 }
 
 impl Container {
@@ -125,6 +130,12 @@ impl Container {
             unshare.args(["--pid", "--mount-proc"]);
         }
         unshare.args(["--fork", "sh", "-c", ENTER]).arg(self.folder.path()).arg(env!("CARGO_BIN_EXE_shim"));
+        if self.user != 0 {
+            let user = self.user.to_string();
+            unshare.args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"]);
+            // A change of the user undoes `--kill-child`.
+            unshare.args(["--pdeathsig", "KILL"]);
+        }
         unshare.args([
             "/srv/shim",
             "--filter",
@@ -267,6 +278,11 @@ impl Running {
         self.log.bytes.lock().unwrap().len()
     }
 
+    /// How often the log had something to read.
+    pub fn log_reads(&self) -> usize {
+        self.log.reads.load(Ordering::Relaxed)
+    }
+
     /// Waits until the end of the log holds a text.
     pub fn wait_for_log(&self, text: &str) {
         let bytes = self.log.bytes.lock().unwrap();
@@ -305,6 +321,7 @@ impl Log {
             let mut buffer = vec![0; 64 * 1024];
             while let Ok(length @ 1..) = from.read(&mut buffer) {
                 log.bytes.lock().unwrap().extend_from_slice(&buffer[..length]);
+                log.reads.fetch_add(1, Ordering::Relaxed);
                 log.grown.notify_all();
             }
         })

@@ -62,6 +62,7 @@ fn temporary_files_are_gone_and_what_was_there_before_stays() {
     fs::write(container.path("tmp/before"), "").unwrap();
     let mut worker = container.serve();
     let script = "
+        [ $(id -u) = 1000 ] || exit 9
         echo \"$TMPDIR\" >/srv/ws/out/detect/tmpdir
         mkdir -p \"$TMPDIR/a/b\" /tmp/locked/in && touch \"$TMPDIR/a/b/c\" /tmp/file /tmp/locked/in/file
         ln -s /srv/ws /tmp/link
@@ -89,21 +90,33 @@ fn a_tmpdir_of_the_container_is_used_and_wiped() {
     }
 }
 
+/// The worker empties its workspace after each file.
+#[test]
+fn a_tmpdir_that_was_removed_is_made_again() {
+    let mut worker = Container::new(RUN_INPUT).env("TMPDIR", "/srv/ws").serve();
+    for _ in 0..2 {
+        assert_eq!(worker.process("test -d \"$TMPDIR\"").ending, Ending::Exited(0));
+        let mut left = fs::read_dir(worker.running.path("ws")).unwrap().map(|entry| entry.unwrap().path());
+        fs::remove_dir(left.find(|path| path.display().to_string().contains("/file-")).unwrap()).unwrap();
+    }
+}
+
 #[test]
 fn results_become_readable_whatever_their_mode() {
     let mut worker = Container::new(RUN_INPUT).user(1_000).serve();
     let script = "
+        [ $(id -u) = 1000 ] || exit 9
         cd /srv/ws/out/detect && mkdir -p closed/deep && echo x >closed/deep/file && echo x >closed/tool
-        ln -s /srv/ws/outside closed/link
+        ln -s /srv/outside closed/link
         chmod 700 closed/tool closed && chmod 0 closed/deep/file && chmod 1500 closed/deep";
-    fs::write(worker.running.path("ws/outside"), "").unwrap();
-    fs::set_permissions(worker.running.path("ws/outside"), fs::Permissions::from_mode(0o600)).unwrap();
-    nix::unistd::chown(&worker.running.path("ws/outside"), Some(1_000.into()), None).unwrap();
+    fs::write(worker.running.path("outside"), "").unwrap();
+    fs::set_permissions(worker.running.path("outside"), fs::Permissions::from_mode(0o600)).unwrap();
+    nix::unistd::chown(&worker.running.path("outside"), Some(1_000.into()), None).unwrap();
     assert_eq!(worker.process(script).ending, Ending::Exited(0));
     let mode = |name: &str| fs::metadata(worker.running.path(name)).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode("ws/out/detect/closed"), 0o777);
     assert_eq!(mode("ws/out/detect/closed/deep"), 0o777);
     assert_eq!(mode("ws/out/detect/closed/deep/file"), 0o666);
     assert_eq!(mode("ws/out/detect/closed/tool"), 0o777);
-    assert_eq!(mode("ws/outside"), 0o600, "links are not followed");
+    assert_eq!(mode("outside"), 0o600, "links are not followed");
 }

@@ -1,8 +1,12 @@
 //! The filter's output: in the log, and its end in the result.
 
-use std::{fs, time::Duration};
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
 
-use shim::wire::Ending;
+use nix::{sys::stat::Mode, unistd::mkfifo};
+use shim::wire::{Ending, Request};
 
 use crate::harness::{Container, RUN_INPUT};
 
@@ -16,6 +20,87 @@ fn the_log_shows_which_file_wrote_what() {
         ::openfilter:: begin s3://videos/day 1.mp4\none\nunfinished\n::openfilter:: end exit:0\n\
         ::openfilter:: begin s3://videos/day 1.mp4\ntwo\n::openfilter:: end exit:3\n";
     assert_eq!(log, expected);
+}
+
+/// Each read costs the container runtime more than the shim takes for its write.
+#[test]
+fn a_file_without_output_is_one_write() {
+    const FILES: usize = 20;
+    let mut worker = Container::new(RUN_INPUT).serve();
+    for _ in 0..FILES {
+        worker.process("exit 3");
+        // Before the next, so that a slow reader does not make one read of two files.
+        worker.running.wait_for_log("end exit:3");
+    }
+    let reads = worker.running.log_reads();
+    let (_, log) = worker.leave();
+    let file = "::openfilter:: begin s3://videos/day 1.mp4\n::openfilter:: end exit:3\n";
+    assert_eq!(log, file.repeat(FILES));
+    assert!(reads <= FILES, "{reads} reads");
+}
+
+#[test]
+fn a_file_is_named_before_its_output_and_in_the_same_write() {
+    let mut worker = Container::new(RUN_INPUT).serve();
+    mkfifo(&worker.running.path("ws/go"), Mode::S_IRWXU).unwrap();
+    worker.begin("echo one; read line </srv/ws/go; echo two");
+    worker.running.wait_for_log("one");
+    assert_eq!(worker.running.log(), "::openfilter:: begin s3://videos/day 1.mp4\none\n");
+    assert_eq!(worker.running.log_reads(), 1);
+    fs::write(worker.running.path("ws/go"), "\n").unwrap();
+    worker.done();
+    let (_, log) = worker.leave();
+    assert!(log.ends_with("one\ntwo\n::openfilter:: end exit:0\n"), "{log}");
+}
+
+/// Two pipes lead to the log, and each has a reader of its own.
+#[test]
+fn a_file_that_writes_to_stderr_alone_is_named_there() {
+    let mut worker = Container::new(RUN_INPUT).serve();
+    for _ in 0..20 {
+        worker.process("echo one >&2; echo two >&2");
+    }
+    let (_, log) = worker.leave();
+    let file = "::openfilter:: begin s3://videos/day 1.mp4\none\ntwo\n::openfilter:: end exit:0\n";
+    assert_eq!(log, file.repeat(20));
+}
+
+#[test]
+fn a_file_that_hangs_is_named_after_a_second() {
+    let mut worker = Container::new(RUN_INPUT).serve();
+    let begun = Instant::now();
+    worker.begin("sleep 1000");
+    worker.running.wait_for_log("::openfilter:: begin s3://videos/day 1.mp4\n");
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    worker.send(&Request::Stop);
+    assert_eq!(worker.done().ending, Ending::Stopped);
+    let (_, log) = worker.leave();
+    assert_eq!(log, "::openfilter:: begin s3://videos/day 1.mp4\n::openfilter:: end stopped\n");
+}
+
+#[test]
+fn a_file_that_the_worker_leaves_behind_is_named() {
+    let mut worker = Container::new(RUN_INPUT).serve();
+    worker.begin("touch /srv/ws/out/detect/begun; exec sleep 1000");
+    while !worker.running.path("ws/out/detect/begun").exists() {
+        thread::yield_now();
+    }
+    let (_, log) = worker.leave();
+    assert_eq!(log, "::openfilter:: begin s3://videos/day 1.mp4\n");
+}
+
+#[test]
+fn output_that_one_write_cannot_take_keeps_its_place() {
+    const LENGTHS: [usize; 5] = [3_900, 4_000, 4_096, 5_000, 100_000];
+    let mut worker = Container::new(RUN_INPUT).serve();
+    for length in LENGTHS {
+        worker.process(&format!("head -c {length} /dev/zero | tr '\\0' x"));
+    }
+    let (_, log) = worker.leave();
+    let file =
+        |length| format!("begin s3://videos/day 1.mp4\n{}\n::openfilter:: end exit:0\n", "x".repeat(length));
+    let expected: String = LENGTHS.map(|length| format!("::openfilter:: {}", file(length))).concat();
+    assert!(log == expected, "{}", log.replace('x', ""));
 }
 
 #[test]
