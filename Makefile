@@ -117,18 +117,20 @@ gen: room ## regenerate what is generated from the code: CRDs, RBAC, docs/{rules
 .PHONY: bench
 bench: packages room ## measure, and compare with what is possible
 	cargo bench --workspace --locked --bench queue --bench listing --bench claimer --bench webhook --bench spawn
-	$(TESTBED) up --nodes 2
+	$(TESTBED) down # one without fake nodes would be used as it is
+	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2 --kwok 10
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
+	ulimit -Sn "$$(ulimit -Hn)" # each of 500 played Warm pods has two connections
 	cargo bench --workspace --locked --bench run --bench admission
 
 # The same tests as in CI, with other sizes and times.
 .PHONY: soak
-soak: packages room ## what CI shows in small: storage down for 5 minutes, 200,000 files that all fail; 20 minutes
+soak: packages room ## what CI shows in small: no storage for 5 minutes, no operator for 10, 200,000 files that fail; 30 minutes
 	$(TESTBED) down
 	"$$CARGO_TARGET_DIR/debug/testbed" up --nodes 2
 	trap '"$$CARGO_TARGET_DIR/debug/testbed" down' EXIT
 	SOAK=1 cargo test --workspace --locked --test run -- --ignored --nocapture --test-threads 1 \
-	  an_outage_of_the_storage a_large_bucket_of_which_every_file_fails
+	  an_outage_of_the_storage a_large_bucket_of_which_every_file_fails without_an_operator_a_hundred_warm_pods
 
 .PHONY: fuzz
 fuzz: packages room ## send the webhook a million mutated reviews (REVIEWS=n for more or fewer), 2 minutes
@@ -145,6 +147,10 @@ cluster-down: room ## stop it and remove every trace of it
 .PHONY: images
 images: packages room ## build the container images, and load them into the cluster if it is up
 	@$(TESTBED) images
+
+.PHONY: engines
+engines: packages room ## build Argo CD and Flux ahead of `make test-gitops`; half an hour, once per machine
+	@$(TESTBED) engines
 
 .PHONY: packages
 packages: ## install the Debian packages that are missing (needs root)

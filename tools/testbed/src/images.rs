@@ -73,6 +73,8 @@ pub enum Set {
     Product,
     /// Sample filters.
     Filters,
+    /// The sample filter in Python, which has a Dockerfile of its own for users.
+    Python,
     /// What only suites use.
     Tests,
 }
@@ -190,6 +192,16 @@ pub const RECIPES: &[Recipe] = &[
         set: Set::Filters,
     },
     Recipe {
+        name: "file-type",
+        source: Source::Machine("/usr/bin/python3"),
+        program: "/usr/bin/python3",
+        arguments: &["/filter.py"],
+        certificates: false,
+        shim: false,
+        description: "A sample filter that stays running: tells the type of a file",
+        set: Set::Python,
+    },
+    Recipe {
         name: "probe",
         source: Source::Cargo,
         program: "/probe",
@@ -237,6 +249,19 @@ impl Recipe {
                 image.files.insert(format!("/bin/{tool}").into(), Content::Link("busybox".into()));
             }
         }
+        if self.set == Set::Python {
+            let script = paths.root.join("examples/filters/file-type-py/filter.py");
+            image.files.insert("/filter.py".into(), Content::Copy(script));
+            for module in python_modules(program)? {
+                let content = Content::Copy(module.clone());
+                // Only a library needs others.
+                if module.extension().is_some_and(|extension| extension == "so") {
+                    image.add_program(&module, content, &module.display().to_string());
+                } else {
+                    image.files.insert(module, content);
+                }
+            }
+        }
         Ok(image)
     }
 
@@ -276,6 +301,15 @@ impl Recipe {
             ]),
         }
     }
+}
+
+/// The files of the modules that the sample filter imports, and of those that Python itself needs.
+fn python_modules(python: &Path) -> Result<Vec<PathBuf>> {
+    const LIST: &str = "import json, sys; files = {getattr(module, '__file__', None) for module in sys.modules.values()}; \
+                        print('\\n'.join(file for file in files if file))";
+    let python = python.display().to_string();
+    let listed = command::run("list the modules of Python", &[python.as_str(), "-I", "-c", LIST])?;
+    Ok(listed.lines().map(PathBuf::from).collect())
 }
 
 /// Builds the images of some sets into `.testbed/images`; returns their archives.

@@ -41,4 +41,4 @@ pub use paths::{Paths, RUN, cache};
 pub use pki::Authority;
 pub use s3::S3;
 pub use state::{Found, Record, dead, find};
-pub use suite::{Namespace, PausedApiServer, Testbed};
+pub use suite::{Namespace, PausedApiServer, PausedNode, Testbed};

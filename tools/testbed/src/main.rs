@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use testbed::{
-    Found, Paths, Result, Testbed, Up, Whose,
+    ARGOCD, Found, KUSTOMIZE, KUSTOMIZE_CONTROLLER, Paths, Result, SOURCE_CONTROLLER, Testbed, Up, Whose,
     images::{self, Set},
     programs::Profile,
     services::{S3_IP_URL, S3_URL, VALKEY_HOST, VALKEY_IP},
@@ -36,6 +36,8 @@ enum Command {
     },
     /// Build every image, for release, and load it into every node of the cluster, if one is up.
     Images,
+    /// Build Argo CD and Flux, unless this machine has them: half an hour on two cores.
+    Engines,
     /// Start Valkey and S3 in the cluster, which is started if it is not up.
     Services,
     /// Say whether a cluster is up, whose it is, and which of its processes do not run.
@@ -78,6 +80,12 @@ async fn run(command: Command) -> Result<()> {
             }
         }
         Command::Images => return images(&paths).await,
+        Command::Engines => {
+            for engine in [&KUSTOMIZE, &SOURCE_CONTROLLER, &KUSTOMIZE_CONTROLLER, &ARGOCD] {
+                println!("{}", engine.program(&paths)?.display());
+            }
+            return Ok(());
+        }
         Command::Services => {
             let services = Testbed::start_or_reuse().await?.services().await?;
             println!(

@@ -57,6 +57,11 @@ impl Node {
         Path::new(RUN).join(&self.name)
     }
 
+    /// Its kubelet's name in records and logs.
+    pub(crate) fn kubelet(&self) -> String {
+        self.program("kubelet")
+    }
+
     fn program(&self, name: &str) -> String {
         format!("{}-{name}", self.name)
     }

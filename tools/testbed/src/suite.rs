@@ -50,8 +50,11 @@ impl Testbed {
     /// earlier test left dead are started again.
     pub async fn with_nodes(nodes: u8) -> Result<Self> {
         let paths = Paths::find()?;
-        // A test that was ended from outside may have left it paused; to a server that runs this is nothing.
-        let _ = signal_api_server("CONT");
+        // A test that was ended from outside may have left some paused; to a program that runs this is nothing.
+        let _ = signal(API_SERVER, "CONT");
+        for number in 1..=network::NODES_MAX {
+            let _ = signal(&Node::new(&paths, number).kubelet(), "CONT");
+        }
         let record = cluster::up_at_least(&paths, nodes).await?;
         Ok(Self { client: cluster::client(&paths).await?, nodes: record.nodes, paths })
     }
@@ -194,8 +197,16 @@ impl Testbed {
 
     /// Stops the API server in the middle of what it does: connections stay open and nothing answers.
     pub fn pause_api_server(&self) -> Result<PausedApiServer> {
-        signal_api_server("STOP")?;
+        signal(API_SERVER, "STOP")?;
         Ok(PausedApiServer(()))
+    }
+
+    /// Stops a node's kubelet in the middle of what it does, as a partition would: the containers of the node go on, and
+    /// nothing ends them.
+    pub fn pause_node(&self, name: &str) -> Result<PausedNode> {
+        let node = self.node(name)?;
+        signal(&node.kubelet(), "STOP")?;
+        Ok(PausedNode(node))
     }
 
     /// What a container printed.
@@ -218,13 +229,29 @@ impl PausedApiServer {
 
 impl Drop for PausedApiServer {
     fn drop(&mut self) {
-        let _ = signal_api_server("CONT");
+        let _ = signal(API_SERVER, "CONT");
     }
 }
 
-fn signal_api_server(name: &str) -> Result<()> {
-    let running =
-        Running::find(API_SERVER).ok_or_else(|| Error::Refused("the API server does not run".to_owned()))?;
+/// The kubelet of a node is paused until this is dropped.
+#[derive(Debug)]
+#[must_use = "the kubelet goes on as soon as this is dropped"]
+pub struct PausedNode(Node);
+
+impl PausedNode {
+    /// Lets the kubelet go on.
+    pub fn resume(self) {}
+}
+
+impl Drop for PausedNode {
+    fn drop(&mut self) {
+        let _ = signal(&self.0.kubelet(), "CONT");
+    }
+}
+
+/// Sends a signal to a program of the cluster, by its name in records and logs.
+fn signal(program: &str, name: &str) -> Result<()> {
+    let running = Running::find(program).ok_or_else(|| Error::Refused(format!("{program} does not run")))?;
     cgroup::signal(name, &[running.pid]);
     Ok(())
 }
