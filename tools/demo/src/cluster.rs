@@ -36,7 +36,7 @@ pub struct Cluster {
     /// The bucket.
     pub store: Store,
     /// Keys of the bucket, for the Secret.
-    pub keys: storage::Keys,
+    pub keys: storage::AccessKeys,
     /// The checkout.
     pub paths: Paths,
     foreign: Option<Foreign>,

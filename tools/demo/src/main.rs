@@ -89,7 +89,7 @@ fn apply_pipeline(cluster: &Cluster) -> Result<String> {
 }
 
 /// The Secret with real keys, quoted as JSON, which YAML understands.
-fn with_keys(secret: &str, keys: &storage::Keys) -> Result<String> {
+fn with_keys(secret: &str, keys: &storage::AccessKeys) -> Result<String> {
     let quoted = |key: &storage::Secret| serde_json::to_string(key.reveal());
     Ok(secret
         .replace(": ACCESS_KEY", &format!(": {}", quoted(&keys.id)?))
@@ -167,7 +167,7 @@ mod tests {
     fn the_keys_are_written_so_that_yaml_reads_them_as_they_are() {
         let secret =
             std::fs::read_to_string(testbed::Paths::find().unwrap().root.join("examples/demo/secret.yaml"));
-        let keys = storage::Keys { id: "a: b".to_owned().into(), secret: "\"'x".to_owned().into() };
+        let keys = storage::AccessKeys { id: "a: b".to_owned().into(), secret: "\"'x".to_owned().into() };
         let filled = with_keys(&secret.unwrap(), &keys).unwrap();
         assert!(filled.contains(r#"accessKeyId: "a: b""#), "{filled}");
         assert!(filled.contains(r#"secretAccessKey: "\"'x""#), "{filled}");

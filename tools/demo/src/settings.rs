@@ -1,7 +1,7 @@
 //! What the demo is told: by `make demo`, nothing; for a cluster of your own, where images and bucket are.
 
 use clap::{Parser, ValueEnum};
-use storage::{Bucket, Keys};
+use storage::{AccessKeys, Bucket};
 
 use crate::Result;
 
@@ -100,7 +100,7 @@ impl Args {
 pub fn bucket(name: &str, endpoint: &str, access_key: &str, secret_key: &str) -> Result<Bucket> {
     let url = storage::parse_endpoint(endpoint)
         .map_err(|error| format!("the S3 endpoint {endpoint:?} cannot be used: {error}"))?;
-    let keys = Keys { id: access_key.to_owned().into(), secret: secret_key.to_owned().into() };
+    let keys = AccessKeys { id: access_key.to_owned().into(), secret: secret_key.to_owned().into() };
     Ok(Bucket {
         name: name.to_owned(),
         endpoint: Some(url),
