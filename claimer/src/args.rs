@@ -50,6 +50,8 @@ pub struct ClaimSettings {
     pub queue: QueueSettings,
     /// Where the file is.
     pub bucket: Bucket,
+    /// What the keys of files begin with.
+    pub prefix: String,
     /// Shared folder of the pod.
     pub workspace: PathBuf,
     /// Filters whose folders are made.
@@ -186,6 +188,9 @@ struct ClaimArgs {
     /// Files that this run has fetched before, one per line: one byte tells a storage that is down from a file that cannot be had
     #[arg(long, env = env::SOURCE.canary_key, default_value = "")]
     s3_canary_key: String,
+    /// Prefix of the source, below which another file is looked for if all of these were deleted
+    #[arg(long, env = env::SOURCE.prefix, default_value = "")]
+    s3_prefix: String,
     /// Folder that the shim is copied into; empty if no filter wants it
     #[arg(long, env = env::INSTALL_TO, default_value = "")]
     install_to: String,
@@ -279,6 +284,7 @@ impl ClaimArgs {
         Ok(ClaimSettings {
             queue,
             bucket: self.bucket.usable()?,
+            prefix: self.s3_prefix,
             workspace,
             filters,
             canary_keys,
@@ -314,7 +320,7 @@ impl InstallArgs {
 impl ServeArgs {
     fn usable(self, workspace: PathBuf) -> Result<ServeSettings, SettingsError> {
         required(env::FILTERS, &self.claim.filters)?;
-        let ClaimSettings { queue, bucket, workspace, filters, canary_keys, .. } =
+        let ClaimSettings { queue, bucket, prefix, workspace, filters, canary_keys, .. } =
             self.claim.usable(workspace)?;
         let sink = match filled(self.sink_from) {
             Some(_) => Some(SinkOfServe::try_parse_from(["serve"])?.publish.usable(workspace.clone())?),
@@ -327,6 +333,7 @@ impl ServeArgs {
         Ok(ServeSettings {
             queue,
             source: bucket,
+            source_prefix: prefix,
             source_canaries: canary_keys,
             destination,
             sink_canaries,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use protocol::env;
-use storage::{Bucket, Keys, parse_endpoint};
+use storage::{AccessKeys, Bucket, parse_endpoint};
 
 use crate::args::{SettingsError, filled, parse_duration, parse_flag, required};
 
@@ -63,7 +63,7 @@ macro_rules! bucket_args {
                 let endpoint = filled(endpoint).map(|text| parse_endpoint(&text)).transpose();
                 let endpoint = endpoint.map_err(|error| SettingsError(format!("{} {error}", name.endpoint)))?;
                 let keys = match (filled(self.access_key_id), filled(self.secret_access_key)) {
-                    (Some(id), Some(secret)) => Some(Keys { id: id.into(), secret: secret.into() }),
+                    (Some(id), Some(secret)) => Some(AccessKeys { id: id.into(), secret: secret.into() }),
                     (None, None) => None,
                     _ => {
                         let (id, secret) = (name.access_key_id, name.secret_access_key);

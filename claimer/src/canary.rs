@@ -1,18 +1,20 @@
 //! Tells a storage that is down from a single object that cannot be had: after a failure one byte is read of an object that
 //! this run has read before, or the existence of a result is asked for that it has published before. Same client, so same
-//! credentials and same network path.
+//! credentials and same network path. A listing only proposes objects: that it is answered proves nothing about reading.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
 use protocol::Exit;
-use storage::{BACKOFF, StorageError};
+use storage::{BACKOFF_FIRST, StorageError};
 
 /// A second try for a connection that was kept too long; more would only repeat what the failure itself has shown.
 const TRIES: u32 = 2;
 /// A storage that needs longer for one byte is not up. It bounds what the check adds to a failure.
 const LIMIT: Duration = Duration::from_secs(5);
+/// Objects that a listing proposes: one may be the object that failed, and others may fail as well.
+const PROPOSED: i32 = 4;
 
 /// Objects that were there, and the client that could not get another one.
 pub(crate) struct Canary<'a> {
@@ -23,19 +25,42 @@ pub(crate) struct Canary<'a> {
 }
 
 impl Canary<'_> {
-    /// Whether one byte can be read, after `failed` could not be fetched.
-    pub(crate) async fn read(&self, failed: &str, exit: Exit) -> Option<bool> {
-        self.first_that_is_there(failed, exit, async |key| {
-            let request = self.client.get_object().bucket(self.bucket).key(key).range("bytes=0-0");
-            let sent = request.customize().config_override(few_tries()).send().await;
-            let mut body = match sent.map_err(StorageError::from) {
-                Ok(answer) => answer.body,
-                Err(error) => return up(&error),
-            };
-            // An empty object may also be answered with no byte at all.
-            Some(!matches!(body.next().await, Some(Err(_))))
-        })
-        .await
+    /// Whether one byte can be read, after `failed` could not be fetched. If all objects that were known are deleted, others
+    /// below `prefix` are tried.
+    pub(crate) async fn read(&self, failed: &str, exit: Exit, prefix: &str) -> Option<bool> {
+        let began = Instant::now();
+        let shown = self.first_that_is_there(failed, exit, async |key| self.read_byte(key).await).await;
+        let had_any = exit.is_of_storage() && self.keys.iter().any(|key| key != failed);
+        if shown.is_some() || !had_any {
+            return shown;
+        }
+        let left = LIMIT.saturating_sub(began.elapsed());
+        tokio::time::timeout(left, self.read_proposed(failed, prefix)).await.unwrap_or_default()
+    }
+
+    async fn read_byte(&self, key: &str) -> Option<bool> {
+        let request = self.client.get_object().bucket(self.bucket).key(key).range("bytes=0-0");
+        let sent = request.customize().config_override(few_tries()).send().await;
+        let mut body = match sent.map_err(StorageError::from) {
+            Ok(answer) => answer.body,
+            Err(error) => return up(&error),
+        };
+        // An empty object may also be answered with no byte at all.
+        Some(!matches!(body.next().await, Some(Err(_))))
+    }
+
+    /// Whether one of the objects that a listing proposes can be read. This run has read none of them, so one that cannot be
+    /// read shows nothing: our keys may never have allowed it. Nor does a listing that is refused: reading files needs none.
+    async fn read_proposed(&self, failed: &str, prefix: &str) -> Option<bool> {
+        let prefix = Some(prefix.to_owned()).filter(|prefix| !prefix.is_empty());
+        let request = self.client.list_objects_v2().bucket(self.bucket).set_prefix(prefix).max_keys(PROPOSED);
+        let listed = request.customize().config_override(few_tries()).send().await.ok()?;
+        for key in listed.contents().iter().filter_map(|object| object.key()).filter(|key| *key != failed) {
+            if self.read_byte(key).await == Some(true) {
+                return Some(true);
+            }
+        }
+        None
     }
 
     /// Whether a result is there, after `failed` could not be published.
@@ -90,6 +115,6 @@ fn up(error: &StorageError) -> Option<bool> {
 }
 
 fn few_tries() -> aws_sdk_s3::config::Builder {
-    let tries = RetryConfig::standard().with_max_attempts(TRIES).with_initial_backoff(BACKOFF.0);
+    let tries = RetryConfig::standard().with_max_attempts(TRIES).with_initial_backoff(BACKOFF_FIRST);
     aws_sdk_s3::Config::builder().retry_config(tries)
 }

@@ -11,8 +11,10 @@ use crate::backoff::Backoff;
 
 /// One blocking read. Bounded, because a connection that a middlebox dropped would otherwise wait for ever.
 const BLOCK: Duration = Duration::from_secs(5);
-/// Waits between tries to connect.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The wait before the second try to connect; it doubles from try to try.
+const BACKOFF_FIRST: Duration = Duration::from_secs(1);
+/// No wait between two tries is longer.
+const BACKOFF_LONGEST: Duration = Duration::from_secs(30);
 
 /// Which queue, as whom, and how patiently.
 #[derive(Clone, Debug)]
@@ -80,7 +82,7 @@ pub(crate) struct Patience {
 impl Patience {
     pub(crate) fn new(settings: &QueueSettings) -> Self {
         let QueueSettings { unavailable_limit, denied_limit, .. } = *settings;
-        let backoff = Backoff::new(BACKOFF.0, BACKOFF.1);
+        let backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LONGEST);
         Self { unavailable_limit, denied_limit, backoff, unavailable_since: None, refused_since: None }
     }
 

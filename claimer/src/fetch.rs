@@ -13,11 +13,11 @@ use aws_smithy_checksums::body::validate::Error as ChecksumError;
 use futures::{StreamExt, TryStreamExt, stream};
 use protocol::Exit;
 use queue::File;
-use storage::{BACKOFF, Bucket, StorageError, chain, has};
+use storage::{BACKOFF_FIRST, BACKOFF_LONGEST, Bucket, StorageError, chain, has};
 
 use crate::backoff::Backoff;
 use crate::exit::{self, shortened};
-use crate::verify::{BUFFER_BYTES, Expected, bare};
+use crate::verify::{BUFFER_BYTES, Comparison, Expected, INLINE_BYTES, bare};
 use crate::workspace::WorkspaceError;
 
 /// Larger objects are fetched in parts of this size: what AWS recommends, and little to repeat when one fails.
@@ -81,18 +81,16 @@ pub(crate) async fn fetch(
 ) -> Result<(), FetchError> {
     let local = LocalFile::create_new(path).map_err(WorkspaceError::doing("create", path))?;
     let mut fetch = Fetch { client, bucket, file, path, local: Arc::new(local), etag: file.etag.clone() };
-    let expected = if file.size <= PART_BYTES {
-        fetch.part(Part { start: 0, length: file.size, whole: true }).await?
-    } else {
-        let expected = fetch.head().await?;
-        let parts = (0..file.size).step_by(PART_BYTES as usize).map(|start| {
-            let length = PART_BYTES.min(file.size - start);
-            fetch.part(Part { start, length, whole: false })
-        });
-        // The first part that fails ends the others.
-        stream::iter(parts).buffer_unordered(PARTS_AT_A_TIME).try_for_each(async |_| Ok(())).await?;
-        expected
-    };
+    if file.size <= PART_BYTES {
+        return fetch.part(Part { start: 0, length: file.size, whole: true }).await;
+    }
+    let expected = fetch.head().await?;
+    let parts = (0..file.size).step_by(PART_BYTES as usize).map(|start| {
+        let length = PART_BYTES.min(file.size - start);
+        fetch.part(Part { start, length, whole: false })
+    });
+    // The first part that fails ends the others.
+    stream::iter(parts).buffer_unordered(PARTS_AT_A_TIME).try_for_each(async |()| Ok(())).await?;
     let written = LocalFile::open(path).map_err(WorkspaceError::doing("open", path))?;
     let checked = tokio::task::spawn_blocking(|| expected.check(written)).await;
     match checked.unwrap_or_else(|error| Err(error.into())).map_err(WorkspaceError::doing("read", path))? {
@@ -151,12 +149,12 @@ impl Fetch<'_> {
     }
 
     /// Fetches a part, again if its body breaks off: the client itself repeats only what fails before the body.
-    async fn part(&self, part: Part) -> Result<Expected, FetchError> {
-        let mut backoff = Backoff::new(BACKOFF.0, BACKOFF.1);
+    async fn part(&self, part: Part) -> Result<(), FetchError> {
+        let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LONGEST);
         let mut tries = 1;
         loop {
             let failed = match self.try_part(part).await {
-                Ok(expected) => return Ok(expected),
+                Ok(()) => return Ok(()),
                 Err(Failed::Final(error)) => return Err(error),
                 Err(failed) => failed,
             };
@@ -174,7 +172,7 @@ impl Fetch<'_> {
         }
     }
 
-    async fn try_part(&self, part: Part) -> Result<Expected, Failed> {
+    async fn try_part(&self, part: Part) -> Result<(), Failed> {
         let mut request = self.client.get_object().bucket(&self.bucket.name).key(&self.file.key);
         request = request.set_if_match(self.expected_etag());
         request = if part.whole {
@@ -186,12 +184,23 @@ impl Fetch<'_> {
         let response = request.send().await.map_err(StorageError::from)?;
         self.compare(response.e_tag(), response.content_length(), part.length)?;
         let md5 = self.md5(response.server_side_encryption(), response.sse_customer_algorithm());
-        self.write(part, response.body).await?;
-        Ok(Expected { md5, checksum: None })
+        // As it arrives, so that nothing is read twice. What is one of many parts is compared when all of them are there.
+        let expected = Expected { md5: md5.filter(|_| part.whole), checksum: None };
+        let mut comparison = Comparison::with(expected);
+        self.write(part, response.body, &mut comparison).await?;
+        match comparison.difference() {
+            None => Ok(()),
+            Some(difference) => Err(FetchError::Changed(difference).into()),
+        }
     }
 
     /// Writes a body where it belongs, a buffer at a time.
-    async fn write(&self, part: Part, mut body: ByteStream) -> Result<(), Failed> {
+    async fn write(
+        &self,
+        part: Part,
+        mut body: ByteStream,
+        comparison: &mut Comparison,
+    ) -> Result<(), Failed> {
         let (mut got, mut buffer) = (0, Vec::new());
         while let Some(piece) = body.next().await {
             let piece = match piece {
@@ -203,6 +212,7 @@ impl Fetch<'_> {
             if got > part.length {
                 return Err(FetchError::Changed(format!("more than {} bytes", part.length)).into());
             }
+            comparison.add(&piece);
             buffer.extend_from_slice(&piece);
             if buffer.len() >= BUFFER_BYTES {
                 let start = part.start + got - buffer.len() as u64;
@@ -216,8 +226,12 @@ impl Fetch<'_> {
         Ok(self.write_at(buffer, start).await?)
     }
 
-    /// On a thread of its own: a disk that is slow must not keep SIGTERM waiting.
+    /// Large files are written by a thread of their own: a disk that is slow must not keep SIGTERM waiting.
     async fn write_at(&self, buffer: Vec<u8>, start: u64) -> Result<(), FetchError> {
+        if self.file.size <= INLINE_BYTES {
+            let written = self.local.write_all_at(&buffer, start);
+            return Ok(written.map_err(WorkspaceError::doing("write", self.path))?);
+        }
         let local = Arc::clone(&self.local);
         let written = tokio::task::spawn_blocking(move || local.write_all_at(&buffer, start)).await;
         let written = written.unwrap_or_else(|error| Err(error.into()));

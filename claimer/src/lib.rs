@@ -88,7 +88,7 @@ async fn claim_and_fetch(
     if let Err(error) = fetched {
         workspace.discard();
         let canary = Canary { client: &client, bucket: &settings.bucket.name, keys: &settings.canary_keys };
-        let canary = canary.read(&claim.file.key, error.exit()).await;
+        let canary = canary.read(&claim.file.key, error.exit(), &settings.prefix).await;
         return Err(error.at(&uri, canary).into());
     }
     workspace.complete(&uri, attempt)?;

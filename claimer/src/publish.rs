@@ -91,7 +91,7 @@ pub(crate) struct Published {
     /// What all their keys begin with.
     prefix: String,
     /// Key of the last one.
-    last: String,
+    pub(crate) last: String,
     files: usize,
     bytes: u64,
 }

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use aws_sdk_s3::Client;
@@ -18,7 +18,7 @@ use protocol::Exit;
 use storage::{StorageError, chain};
 
 use crate::exit;
-use crate::verify::BUFFER_BYTES;
+use crate::verify::{BUFFER_BYTES, INLINE_BYTES};
 use crate::walk::Found;
 use crate::workspace::WorkspaceError;
 
@@ -181,12 +181,24 @@ fn checksum_of_checksums(parts: &[CompletedPart]) -> String {
 
 /// A piece of a file as a body that can be sent again, and its SHA-256.
 async fn piece(path: &Path, start: u64, length: u64) -> Result<(String, ByteStream), UploadError> {
+    if length <= INLINE_BYTES {
+        let content = read(path, start, length).map_err(WorkspaceError::doing("read", path))?;
+        let mut sum = Algorithm::Sha256.into_impl();
+        sum.update(&content);
+        return Ok((base64::encode(sum.finalize()), content.into()));
+    }
     let owned = path.to_owned();
     let summed = tokio::task::spawn_blocking(move || sha256(&owned, start, length)).await;
     let summed = summed.unwrap_or_else(|error| Err(error.into()));
     let sum = summed.map_err(WorkspaceError::doing("read", path))?;
     let body = ByteStream::read_from().path(path).offset(start).length(Length::Exact(length)).build().await;
     Ok((sum, body.map_err(|error| WorkspaceError::doing("read", path)(io::Error::other(error)))?))
+}
+
+fn read(path: &Path, start: u64, length: u64) -> io::Result<Vec<u8>> {
+    let mut content = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    File::open(path)?.read_exact_at(&mut content, start)?;
+    Ok(content)
 }
 
 fn sha256(path: &Path, start: u64, length: u64) -> io::Result<String> {

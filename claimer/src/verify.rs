@@ -1,5 +1,5 @@
 //! Compares a fetched file with what the storage says about it: a checksum of the whole object if there is one, and the
-//! etag where that is an MD5. Reads the file once, in small pieces.
+//! etag where that is an MD5. The content comes in pieces: as they arrive, or from the file if they arrived in any order.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,11 +7,16 @@ use std::io::{self, Read};
 use aws_sdk_s3::operation::head_object::HeadObjectOutput;
 use aws_sdk_s3::types::ServerSideEncryption;
 use aws_smithy_checksums::ChecksumAlgorithm;
+use aws_smithy_checksums::http::HttpChecksum;
 use aws_smithy_types::base64;
 use md5::{Digest, Md5};
 
 /// Large enough for few calls, small enough not to count.
 pub(crate) const BUFFER_BYTES: usize = 1024 * 1024;
+
+/// Up to this size a file is read or written at once, without a thread for it: that would cost more than the call, which only
+/// touches the kernel's cache.
+pub(crate) const INLINE_BYTES: u64 = 64 * 1024;
 
 /// What the content has to match.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -55,12 +60,10 @@ impl Expected {
 
     /// Reads a file; says what differs, if anything does.
     pub(crate) fn check(self, mut file: File) -> io::Result<Option<String>> {
-        let Self { md5, checksum } = self;
-        if md5.is_none() && checksum.is_none() {
+        if self == Self::default() {
             return Ok(None);
         }
-        let mut hash = md5.is_some().then(Md5::new);
-        let mut sum = checksum.as_ref().map(|(algorithm, _)| (*algorithm).into_impl());
+        let mut comparison = Comparison::with(self);
         let mut buffer = vec![0; BUFFER_BYTES];
         loop {
             let read = match file.read(&mut buffer) {
@@ -69,23 +72,48 @@ impl Expected {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            let piece = buffer.get(..read).unwrap_or_default();
-            hash.iter_mut().for_each(|hash| hash.update(piece));
-            sum.iter_mut().for_each(|sum| sum.update(piece));
+            comparison.add(buffer.get(..read).unwrap_or_default());
         }
-        if let (Some(expected), Some(hash)) = (md5, hash) {
+        Ok(comparison.difference())
+    }
+}
+
+/// Compares content with what is expected, piece by piece, in their order.
+pub(crate) struct Comparison {
+    md5: Option<(Md5, String)>,
+    checksum: Option<(Box<dyn HttpChecksum>, ChecksumAlgorithm, String)>,
+}
+
+impl Comparison {
+    pub(crate) fn with(Expected { md5, checksum }: Expected) -> Self {
+        let checksum = checksum.map(|(algorithm, value)| (algorithm.into_impl(), algorithm, value));
+        Self { md5: md5.map(|value| (Md5::new(), value)), checksum }
+    }
+
+    pub(crate) fn add(&mut self, piece: &[u8]) {
+        if let Some((hash, _)) = &mut self.md5 {
+            hash.update(piece);
+        }
+        if let Some((sum, ..)) = &mut self.checksum {
+            sum.update(piece);
+        }
+    }
+
+    /// What differs, after the last piece.
+    pub(crate) fn difference(self) -> Option<String> {
+        if let Some((hash, expected)) = self.md5 {
             let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
             if found != expected {
-                return Ok(Some(format!("its MD5 is {found}, its etag says {expected}")));
+                return Some(format!("its MD5 is {found}, its etag says {expected}"));
             }
         }
-        if let (Some((algorithm, expected)), Some(sum)) = (checksum, sum) {
+        if let Some((sum, algorithm, expected)) = self.checksum {
             let found = base64::encode(sum.finalize());
             if found != expected {
-                return Ok(Some(format!("its {} is {found}, not {expected}", algorithm.as_str())));
+                return Some(format!("its {} is {found}, not {expected}", algorithm.as_str()));
             }
         }
-        Ok(None)
+        None
     }
 }
 

@@ -92,15 +92,6 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_as_new_as_its_newest_object() {
-        let mut listed = Listed::new(None);
-        for version in ["7", "12", "opaque", "9"] {
-            listed
-                .add(&ObjectMeta { resource_version: Some(version.to_owned()), ..object("a", version, "1") });
-        }
-    }
-
-    #[test]
     fn a_watch_of_one_namespace_knows_nothing_of_others() {
         let listed = Listed::new(Some("a".to_owned()));
         assert!(listed.lacks(&object("a", "x", "1")) && !listed.lacks(&object("b", "x", "1")));

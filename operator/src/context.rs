@@ -70,6 +70,11 @@ impl Context {
         budget::publish_every(self.world.active_runs())
     }
 
+    /// How long it waits between two reports of its Job.
+    pub fn publish_job_every(&self) -> Duration {
+        budget::publish_job_every(self.world.active_runs())
+    }
+
     /// Which endpoints are allowed.
     pub fn endpoints(&self) -> EndpointPolicy<'_> {
         EndpointPolicy {

@@ -8,16 +8,16 @@ use tokio::sync::oneshot;
 
 /// A fixed number of permits.
 #[derive(Debug)]
-pub struct Permits(Arc<Mutex<Turns<oneshot::Sender<Permit>>>>);
+pub struct Permits(Arc<Mutex<WaitingLine<oneshot::Sender<Permit>>>>);
 
 /// The right to do something; dropping it passes it on.
 #[derive(Debug)]
-pub struct Permit(Arc<Mutex<Turns<oneshot::Sender<Permit>>>>);
+pub struct Permit(Arc<Mutex<WaitingLine<oneshot::Sender<Permit>>>>);
 
 impl Permits {
     /// So many permits.
     pub fn new(count: usize) -> Self {
-        Self(Arc::new(Mutex::new(Turns::new(count))))
+        Self(Arc::new(Mutex::new(WaitingLine::new(count))))
     }
 
     /// Whether a permit is free: then none waits for one.
@@ -57,16 +57,16 @@ impl Drop for Permit {
     }
 }
 
-/// Whose turn it is.
+/// Who waits for a permit, and whose turn it is.
 #[derive(Debug)]
-struct Turns<T> {
+struct WaitingLine<T> {
     free: usize,
     waiting: HashMap<String, VecDeque<T>>,
     /// Namespaces that wait, each once, in the order of their turns.
     order: VecDeque<String>,
 }
 
-impl<T> Turns<T> {
+impl<T> WaitingLine<T> {
     fn new(free: usize) -> Self {
         Self { free, waiting: HashMap::new(), order: VecDeque::new() }
     }
@@ -113,26 +113,26 @@ mod tests {
 
     #[test]
     fn namespaces_that_wait_take_turns() {
-        let mut turns = Turns::new(1);
-        assert_eq!(turns.ask("busy", "running"), Some("running"));
+        let mut line = WaitingLine::new(1);
+        assert_eq!(line.ask("busy", "running"), Some("running"));
         for asker in ["busy-1", "busy-2", "busy-3"] {
-            assert_eq!(turns.ask("busy", asker), None);
+            assert_eq!(line.ask("busy", asker), None);
         }
-        assert_eq!(turns.ask("quiet", "quiet-1"), None);
-        assert_eq!(turns.ask("other", "other-1"), None);
-        let order: Vec<&str> = std::iter::from_fn(|| turns.give_back()).collect();
+        assert_eq!(line.ask("quiet", "quiet-1"), None);
+        assert_eq!(line.ask("other", "other-1"), None);
+        let order: Vec<&str> = std::iter::from_fn(|| line.give_back()).collect();
         assert_eq!(order, ["busy-1", "quiet-1", "other-1", "busy-2", "busy-3"]);
-        assert_eq!((turns.free, turns.waiting.len(), turns.order.len()), (1, 0, 0), "nothing is left over");
+        assert_eq!((line.free, line.waiting.len(), line.order.len()), (1, 0, 0), "nothing is left over");
     }
 
     #[test]
     fn one_run_waits_for_one_turn_however_many_runs_another_namespace_has() {
-        let mut turns = Turns::new(2);
+        let mut line = WaitingLine::new(2);
         for asker in 0..302 {
-            turns.ask("busy", asker);
+            line.ask("busy", asker);
         }
-        turns.ask("quiet", 1_000);
-        let next: Vec<i32> = (0..2).filter_map(|_| turns.give_back()).collect();
+        line.ask("quiet", 1_000);
+        let next: Vec<i32> = (0..2).filter_map(|_| line.give_back()).collect();
         assert_eq!(next, [2, 1_000]);
     }
 

@@ -25,7 +25,7 @@ const DEPENDENCIES: [&str; 4] = ["source", "sink", "credentials", "image"];
 
 /// What became of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum Outcome {
+pub enum FileOutcome {
     /// Every filter processed the file.
     Succeeded,
     /// It failed and will be tried again.
@@ -40,7 +40,7 @@ pub enum Outcome {
     Disrupted,
 }
 
-impl Outcome {
+impl FileOutcome {
     /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Succeeded, Self::Retried, Self::Failed, Self::Released, Self::Reclaimed, Self::Disrupted];
@@ -88,7 +88,7 @@ struct PhaseLabel {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
-    outcome: Outcome,
+    outcome: FileOutcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -179,7 +179,7 @@ impl Metrics {
             kubernetes_requests,
             leader,
         };
-        Outcome::ALL.iter().for_each(|outcome| metrics.settled(*outcome, 0));
+        FileOutcome::ALL.iter().for_each(|outcome| metrics.settled(*outcome, 0));
         // A breaker that never opened is closed, and not absent.
         for dependency in DEPENDENCIES {
             metrics.breaker_open.get_or_create(&DependencyLabel { dependency }).set(0);
@@ -217,7 +217,7 @@ impl Metrics {
     }
 
     /// Files were settled.
-    pub fn settled(&self, outcome: Outcome, files: u64) {
+    pub fn settled(&self, outcome: FileOutcome, files: u64) {
         self.files_settled.get_or_create(&OutcomeLabel { outcome }).inc_by(files);
     }
 
@@ -343,7 +343,7 @@ mod tests {
     fn touched() -> Metrics {
         let metrics = Metrics::new();
         metrics.set_runs("Running", 2);
-        metrics.settled(Outcome::Succeeded, 3);
+        metrics.settled(FileOutcome::Succeeded, 3);
         metrics.passed(Duration::from_millis(20));
         metrics.pass_failed("Observe");
         metrics.pod_created();

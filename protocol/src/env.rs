@@ -72,7 +72,7 @@ pub struct Bucket {
     pub canary_key: &'static str,
 }
 
-/// Between the keys of canaries. A report escapes control characters, so no key that is known from one contains it.
+/// Between the keys of canaries. No key with control characters becomes one.
 pub const CANARY_SEPARATOR: char = '\n';
 
 macro_rules! bucket {

@@ -20,8 +20,11 @@ pub struct FileState {
 /// How far a file is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its filters work on it, or its results are being published.
+    /// Its filters work on it.
     Started,
+    /// All filters succeeded, and the results are being published. Apart from [`Self::Started`], because filters work on the next
+    /// file meanwhile: what ends these says nothing about this one.
+    Publishing,
     /// All filters succeeded, and the results are published.
     Succeeded,
     /// It was not tried, and will not be by this pod.
@@ -30,6 +33,16 @@ pub enum State {
     FilterFailed(FilterFailure),
     /// It could not be fetched, or its results could not be published.
     TransferFailed(TransferFailure),
+}
+
+impl State {
+    /// Whether the pod says nothing more about the file after it.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Started | Self::Publishing => false,
+            Self::Succeeded | Self::Released | Self::FilterFailed(_) | Self::TransferFailed(_) => true,
+        }
+    }
 }
 
 /// How a filter failed.
@@ -96,6 +109,7 @@ impl FileState {
         let (word, rest) = said.split_once(' ').unwrap_or((said, ""));
         let state = match word {
             "started" => State::Started,
+            "publishing" => State::Publishing,
             "succeeded" => State::Succeeded,
             "released" => State::Released,
             "filter" => State::FilterFailed(FilterFailure::parse(rest)?),
@@ -112,6 +126,7 @@ impl fmt::Display for FileState {
         let Self { pod, state } = self;
         let line = match state {
             State::Started => format!("{pod} started"),
+            State::Publishing => format!("{pod} publishing"),
             State::Succeeded => format!("{pod} succeeded"),
             State::Released => format!("{pod} released"),
             State::FilterFailed(FilterFailure { filter, ending, oom_killed, after_term, text }) => {
@@ -202,7 +217,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let mut states = vec![State::Started, State::Succeeded, State::Released];
+        let mut states = vec![State::Started, State::Publishing, State::Succeeded, State::Released];
         let endings = [
             FilterEnding::Exited(3),
             FilterEnding::Signaled(9),

@@ -9,6 +9,8 @@ local CLOSED = closed()
 -- one command.
 local taken, finished, emptied = {}, {}, {}
 local counted = { succeeded = 0, failed = 0, retried = 0, reclaimed = 0, disrupted = 0 }
+-- The entry that succeeded last.
+local newest
 
 local function record(file, attempts, outcome)
   if RESULTS_MAX > 0 then
@@ -77,6 +79,7 @@ local function succeed(id)
   local message = RESULTS_MAX > 0 and message_of(id)
   if message then record(message.file, tonumber(message.attempts) + 1, 'succeeded') end
   finished[#finished + 1] = id
+  newest = id
   counted.succeeded = counted.succeeded + 1
   return 'SUCCEEDED'
 end
@@ -111,7 +114,22 @@ local function release(id)
   return 'RELEASED'
 end
 
+-- Remembers the file that succeeded last, and returns its key: later pods read it to tell a storage that is down from an
+-- object that fails. The operator that saw it succeed may be gone by then. Keys with control characters are not passed to
+-- pods, where a line break separates keys, so such a key does not replace an earlier one.
+local function remember_canary()
+  local message = newest and message_of(newest)
+  local file = message and message.file
+  -- Also those of Unicode that are two bytes in UTF-8.
+  if not file or file:find('%c') or file:find('\194[\128-\159]') then return nil end
+  redis.call('HSET', META, 'canary', file)
+  return file
+end
+
+-- Carries out what was collected; returns the key of the file that succeeded last, if one did.
 local function conclude()
+  -- First, because the entry is deleted below.
+  local canary = remember_canary()
   if #emptied > 0 then redis.call('UNLINK', unpack(emptied)) end
   if #finished > 0 then redis.call('XDEL', WORK, unpack(finished)) end
   -- What its worker said about an entry has served its purpose.
@@ -119,4 +137,5 @@ local function conclude()
   for name, number in pairs(counted) do
     if number > 0 then redis.call('HINCRBY', META, name, number) end
   end
+  return canary
 end

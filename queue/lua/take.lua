@@ -25,9 +25,11 @@ local function held_for(consumer, id)
 end
 
 -- States of a file that was fetched.
-local FETCHED = { started = true, succeeded = true, filter = true, publish = true }
+local FETCHED = { started = true, publishing = true, succeeded = true, filter = true, publish = true }
+-- States of a file that its pod still works on.
+local UNDER_WAY = { started = true, publishing = true }
 
-local reports, served, dropped, newest, fetched = {}, {}, {}, nil, nil
+local reports, served, dropped, fetched = {}, {}, {}, nil
 local function look_at(id, report)
   local consumer, state = report:match('^(%S+) (%S+)')
   local held = state and held_for(consumer, id)
@@ -38,20 +40,17 @@ local function look_at(id, report)
   if FETCHED[state] then fetched = math.min(fetched or held, held) end
   if state == 'succeeded' and take(id, consumer) then
     succeed(id)
-    newest = id
     served[consumer] = true
-  elseif state ~= 'started' then
+  elseif not UNDER_WAY[state] then
     reports[#reports + 1] = { id, report }
   end
 end
 
 local scanned = redis.call('HSCAN', STATES, CURSOR, 'COUNT', BATCH)
 for i = 1, #scanned[2], 2 do look_at(scanned[2][i], scanned[2][i + 1]) end
--- An object that could be fetched tells later pods a storage that is down from an object that fails.
-local message = newest and message_of(newest)
 if #dropped > 0 then redis.call('HDEL', STATES, unpack(dropped)) end
-conclude()
+local canary = conclude()
 
 local consumers = {}
 for consumer in pairs(served) do consumers[#consumers + 1] = consumer end
-return { 'OK', scanned[1], counted.succeeded, consumers, reports, message and message.file or '', fetched or -1 }
+return { 'OK', scanned[1], counted.succeeded, consumers, reports, canary or '', fetched or -1 }

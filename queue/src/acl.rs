@@ -10,7 +10,7 @@ use redis::{FromRedisValue, Value};
 use sha2::{Digest, Sha256};
 
 use crate::connection::{Connection, Password};
-use crate::{Error, Keys, RunQueue, random};
+use crate::{Error, QueueKeys, RunQueue, random};
 
 /// What a worker may do: read what it was given, and ask whether the server is alive. Not `XREADGROUP`: it takes a name of the
 /// caller's choice, which the server keeps past its `maxmemory` and repeats in its log for every file.
@@ -56,7 +56,7 @@ impl WorkerUser {
 
     /// The user of a run whose password was generated before.
     pub fn with_password(run: &RunId, owner: &str, rights: Rights, password: Password) -> Self {
-        let all = Keys::of(run);
+        let all = QueueKeys::of(run);
         let mut keys = vec![format!("%R~{}", all.inbox("*"))];
         let commands = match rights {
             Rights::Claim => CLAIM,

@@ -4,7 +4,7 @@ use protocol::RunId;
 
 /// Keys and group of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keys {
+pub struct QueueKeys {
     /// Stream of files that wait or are being processed.
     pub work: String,
     /// Sorted set of files that wait for their back-off, by the time they are due.
@@ -24,7 +24,7 @@ pub struct Keys {
     pub group: String,
 }
 
-impl Keys {
+impl QueueKeys {
     /// The keys of a run.
     pub fn of(run: &RunId) -> Self {
         Self {

@@ -30,7 +30,7 @@ pub use calls::{
 };
 pub use connection::{Connection, Password, Server};
 pub use error::Error;
-pub use keys::Keys;
+pub use keys::QueueKeys;
 pub use message::{Claim, DeadLetter, EntryId, File};
 pub use outcome::{Disruption, Failure, Fate, REASON_BYTES_MAX, RetryPolicy, Settlement, Verdict};
 pub use run_queue::{BATCH_MAX, RunQueue};

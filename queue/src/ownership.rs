@@ -6,7 +6,7 @@ use crate::calls::{Opened, Owner, Retention};
 use crate::connection::Connection;
 use crate::run_queue::{BATCH_MAX, RunQueue, bytes, finished, ledger_ms};
 use crate::script::Script;
-use crate::{Error, Keys, random};
+use crate::{Error, QueueKeys, random};
 
 impl RunQueue {
     /// Opens the queue of a run, or says why it cannot be opened. `spec` is the hash of what makes the run this run. If the
@@ -60,7 +60,7 @@ impl RunQueue {
         for batch in runs.chunks(BATCH_MAX) {
             let mut pipeline = redis::pipe();
             for run in batch {
-                let ledger = Keys::of(run).ledger;
+                let ledger = QueueKeys::of(run).ledger;
                 match retention.ledger {
                     Some(_) => pipeline.cmd("PEXPIRE").arg(ledger).arg(ledger_ms(retention)).ignore(),
                     None => pipeline.cmd("PERSIST").arg(ledger).ignore(),

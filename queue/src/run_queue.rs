@@ -13,7 +13,7 @@ use crate::outcome::truncated;
 use crate::reply::Reply;
 use crate::script::Script;
 use crate::stats::{FinalCounts, Listing, Pause, State, Stats};
-use crate::{Error, Keys};
+use crate::{Error, QueueKeys};
 
 /// Entries of one script call: one page of ListObjectsV2, and short enough never to block the server noticeably.
 pub const BATCH_MAX: usize = 1_000;
@@ -23,7 +23,7 @@ pub const BATCH_MAX: usize = 1_000;
 pub struct RunQueue {
     pub(crate) connection: Connection,
     pub(crate) run: RunId,
-    pub(crate) keys: Keys,
+    pub(crate) keys: QueueKeys,
     pub(crate) epoch: String,
     pub(crate) batch: usize,
 }
@@ -35,7 +35,7 @@ impl RunQueue {
         Self {
             connection: connection.clone(),
             run: run.clone(),
-            keys: Keys::of(run),
+            keys: QueueKeys::of(run),
             epoch: epoch.to_owned(),
             batch: BATCH_MAX,
         }
@@ -53,7 +53,7 @@ impl RunQueue {
     }
 
     /// The keys of the run.
-    pub fn keys(&self) -> &Keys {
+    pub fn keys(&self) -> &QueueKeys {
         &self.keys
     }
 
@@ -168,6 +168,7 @@ impl RunQueue {
             },
             age: duration(reply.next()?),
             skipped: reply.next()?,
+            canary: Some(reply.next::<String>()?).filter(|key| !key.is_empty()),
         })
     }
 

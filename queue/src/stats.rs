@@ -39,6 +39,9 @@ pub struct Stats {
     pub next_retry: Option<Duration>,
     /// How long ago the run began, by the server's clock; absent until [`crate::RunQueue::begin`] notes it.
     pub age: Option<Duration>,
+    /// The key of the file that succeeded last, unless it has control characters; absent until one did. A queue that older
+    /// versions settled files of does not know it either.
+    pub canary: Option<String>,
 }
 
 impl Stats {

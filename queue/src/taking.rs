@@ -27,7 +27,7 @@ pub struct Taken {
     pub succeeded: u64,
     /// The pods that these belonged to: they have room for others.
     pub served: Vec<String>,
-    /// The key of one of them.
+    /// The key of one of them, which `stats` has as the canary from now on.
     pub newest: Option<String>,
     /// Of all files that were fetched, whatever became of them since, how long ago the last was handed out: it was fetched after
     /// that.

@@ -15,13 +15,15 @@ use url::Url;
 
 use crate::guard::{self, AddressGuard};
 use crate::insecure;
-use crate::keys::Keys;
+use crate::keys::AccessKeys;
 use crate::retry::RetryByStatus;
 
 /// A connection within a cluster or a region takes milliseconds; a host that is gone takes for ever.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest waits between tries of one request: doubling from the first to the last.
-pub const BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
+/// The wait before the second try of a request; it doubles from try to try.
+pub const BACKOFF_FIRST: Duration = Duration::from_millis(500);
+/// No wait between two tries is longer.
+pub const BACKOFF_LONGEST: Duration = Duration::from_secs(10);
 /// What services that have no regions expect in a signature.
 const NO_REGION: &str = "us-east-1";
 
@@ -39,7 +41,7 @@ pub struct Bucket {
     /// Whether any certificate is accepted.
     pub skip_tls_verify: bool,
     /// Keys; the pod's own identity when absent.
-    pub keys: Option<Keys>,
+    pub keys: Option<AccessKeys>,
     /// How long the service may be silent.
     pub timeout: Duration,
     /// How often a request is tried.
@@ -64,8 +66,8 @@ impl Bucket {
             .retry_config(
                 RetryConfig::standard()
                     .with_max_attempts(self.max_attempts)
-                    .with_initial_backoff(BACKOFF.0)
-                    .with_max_backoff(BACKOFF.1),
+                    .with_initial_backoff(BACKOFF_FIRST)
+                    .with_max_backoff(BACKOFF_LONGEST),
             )
             .retry_classifier(RetryByStatus)
             // By default all clients of a process share a budget of retries: one tenant's service that fails would use up
@@ -83,7 +85,7 @@ impl Bucket {
             .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
         let mut region = self.region.clone();
         match &self.keys {
-            Some(Keys { id, secret }) => {
+            Some(AccessKeys { id, secret }) => {
                 let keys = Credentials::new(id.reveal(), secret.reveal(), None, None, "settings");
                 config = config.credentials_provider(keys);
             }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A pair of keys, never printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keys {
+pub struct AccessKeys {
     /// Access key.
     pub id: Secret,
     /// Secret key.
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn keys_are_never_printed() {
-        let keys = Keys { id: "AKIA123".to_owned().into(), secret: "hunter2".to_owned().into() };
+        let keys = AccessKeys { id: "AKIA123".to_owned().into(), secret: "hunter2".to_owned().into() };
         let printed = format!("{keys:?}");
         assert!(!printed.contains("hunter2") && !printed.contains("AKIA123"), "{printed}");
     }

@@ -16,11 +16,11 @@ mod page;
 mod retry;
 mod selection;
 
-pub use bucket::{BACKOFF, Bucket};
+pub use bucket::{BACKOFF_FIRST, BACKOFF_LONGEST, Bucket};
 pub use endpoint::{EndpointError, parse_endpoint};
 pub use error::{StorageError, chain, has};
 pub use guard::AddressGuard;
-pub use keys::{Keys, Secret};
+pub use keys::{AccessKeys, Secret};
 pub use lister::{Lister, PAGE_BYTES_MAX};
 pub use page::{ETAG_BYTES_MAX, KEY_BYTES_MAX, ListedFile, ListedPage, PAGE_MAX, Skipped};
 pub use selection::{Selection, SelectionError};

@@ -74,9 +74,45 @@ async fn without_a_canary_nothing_is_claimed_about_the_storage() {
         bench.set("S3_CANARY_KEY", none);
         assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), None), "canary {none:?}");
     }
-    // Those that were deleted since prove nothing either.
-    bench.set("S3_CANARY_KEY", "never stored\nnor this");
-    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), None));
+    assert!(!proxy.seen().iter().any(|line| line.contains("list-type")), "{:?}", proxy.seen());
+}
+
+/// Filters and people delete files that were processed. Then a listing proposes others, and reading one is the proof.
+#[tokio::test]
+async fn when_all_canaries_were_deleted_another_object_is_read() {
+    let (mut bench, proxy) = with_canary().await;
+    bench.set("S3_CANARY_KEY", "deleted\nand this");
+    proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), Some(true)));
+    let asked = |what: &str| proxy.seen().iter().filter(|line| line.contains(what)).count();
+    assert_eq!((asked("list-type"), asked("/good")), (1, 1), "{:?}", proxy.seen());
+    assert_eq!(asked("/bad"), 1, "the object that failed proves nothing about itself");
+
+    bench.set("S3_PREFIX", "other/");
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), None), "there is none below the prefix");
+    bench.store("other/one", b"").await;
+    assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), Some(true)));
+}
+
+/// This run has never read what the listing proposes.
+#[tokio::test]
+async fn a_proposed_object_that_cannot_be_read_and_a_refused_listing_prove_nothing() {
+    for fault in [Fault::Forbidden, Fault::InternalError, Fault::Missing] {
+        for spoilt in ["/good", "list-type"] {
+            let (mut bench, proxy) = with_canary().await;
+            bench.set("S3_CANARY_KEY", "deleted");
+            proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
+            proxy.inject(Rule::every(fault, spoilt));
+            assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), None), "{fault:?} for {spoilt}");
+            bench.store("more", b"x").await;
+            let shown = (spoilt == "/good").then_some(true);
+            assert_eq!(
+                ended_as(&bench.claim().await),
+                (Err(Exit::NoAccess), shown),
+                "{fault:?} for {spoilt}, and another object can be read"
+            );
+        }
+    }
 }
 
 #[tokio::test]

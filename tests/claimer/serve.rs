@@ -1,14 +1,17 @@
 //! A pod that processes many files: the worker and the shim as processes, and an operator that settles what they report.
 
+use std::fs;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use http::Method;
 use protocol::RunId;
 use queue::{
     Disruption, Failure, ReportsLimit, RetryPolicy, Rights, RunQueue, Settlement, Stats, Verdict, WorkerUser,
 };
+use testbed::{Fault, FaultyS3, Rule};
 
-use super::harness::{Bench, Ended, listed, noise};
+use super::harness::{Bench, Ended, listed, noise, program};
 
 const KIB: usize = 1024;
 const POLICY: RetryPolicy = RetryPolicy {
@@ -20,10 +23,13 @@ const POLICY: RetryPolicy = RetryPolicy {
 };
 const LIMIT: ReportsLimit = ReportsLimit { reports: 1_000, bytes: 1 << 20 };
 
-/// What a pod does: it is made ready, the shim starts the filter's command, and the worker is the first process.
+/// What a pod does: it is made ready, a shim for each filter starts its command, and the worker is the first process. The
+/// command knows its filter by `$0`.
 const POD: &str = r#""$0" install --shim "$SHIM" && {
-    "$SHIM" --filter detect --socket "$OPENFILTER_LINKS/link/detect/socket" --workspace "$WORKSPACE/ws" \
-        --termination-log /dev/null -- sh -c "$FILTER" &
+    for name in $(echo "$OPENFILTER_FILTERS" | tr , ' '); do
+        "$SHIM" --filter "$name" --socket "$OPENFILTER_LINKS/link/$name/socket" --workspace "$WORKSPACE/ws" \
+            --termination-log /dev/null -- sh -c "$FILTER" "$name" &
+    done
     exec "$0" serve
 }"#;
 
@@ -43,6 +49,13 @@ async fn pod(filter: &str) -> Bench {
     bench.set("VALKEY_USERNAME", name).set("VALKEY_PASSWORD", password).set("OPENFILTER_LINKS", links);
     bench.set("OPENFILTER_FILTERS", "detect").set("SHIM", shim()).set("FILTER", filter);
     bench.env.remove("SINK_FROM");
+    bench
+}
+
+/// A pod with the filters `detect` and `describe`, which run this script.
+async fn pod_of_two(order: &str, filter: &str) -> Bench {
+    let mut bench = pod(filter).await;
+    bench.set("OPENFILTER_FILTERS", "detect,describe").set("OPENFILTER_ORDER", order);
     bench
 }
 
@@ -92,6 +105,17 @@ async fn settle(queue: RunQueue, said: Arc<Mutex<Vec<(u64, String)>>>) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// What is said of the files that the pod holds, without its name, in alphabetical order.
+async fn states(bench: &Bench) -> Vec<String> {
+    let mut all = redis::cmd("HVALS");
+    let states = bench.valkey.raw(all.arg(&bench.queue.keys().states)).await;
+    let states: Vec<String> = redis::from_redis_value(states).unwrap();
+    let mut words: Vec<String> =
+        states.iter().filter_map(|state| state.split(' ').nth(1)).map(str::to_owned).collect();
+    words.sort();
+    words
 }
 
 /// Queued, being processed, succeeded and disrupted.
@@ -163,4 +187,108 @@ async fn a_file_that_cannot_be_fetched_is_reported_at_once_and_not_in_its_turn()
     let (before, words) = said.first().expect("it is reported");
     assert!(words.starts_with("fetch ObjectGone") && *before == 0, "{said:?}");
     assert_eq!(counts(&bench).await, (1, 0, 1, 1), "{said:?}");
+}
+
+/// If the filters die now, only one of the two files is to blame.
+#[tokio::test]
+async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_have() {
+    let mut bench = pod(r#"echo 1 >"$WORKSPACE/ws/out/detect/result" && sleep 3"#).await;
+    let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
+    bench.set("SINK_FROM", "detect").set("SINK_S3_PREFIX", "out/").set("SINK_S3_ENDPOINT", &proxy.url);
+    bench.set("OPENFILTER_MAX_FILES", "2");
+    proxy.inject(Rule::every(Fault::Stuck, "/out/").method(Method::PUT));
+    // Built before anything is waited for.
+    program();
+    let both = async {
+        let said = || async { states(&bench).await == ["publishing", "started"] };
+        tests::eventually("one is published while filters work on the other", said).await;
+        proxy.heal();
+    };
+    let ((ended, said), ()) = tokio::join!(serve(&bench, &SMALL[..2], None), both);
+    ended.assert_ok();
+    assert_eq!((counts(&bench).await, said.len()), ((0, 0, 2, 0), 0), "{said:?}");
+}
+
+#[tokio::test]
+async fn concurrent_filters_work_at_the_same_time() {
+    let mut bench =
+        pod_of_two("Concurrent", r#"date +%s%N >>"$TIMES"; sleep 1; date +%s%N >>"$TIMES""#).await;
+    let times = bench.folder.path().join("times");
+    bench.set("TIMES", times.display().to_string()).set("OPENFILTER_MAX_FILES", "1");
+    let (ended, said) = serve(&bench, &SMALL[..1], None).await;
+    ended.assert_ok();
+    assert_eq!((counts(&bench).await, said.len()), ((0, 0, 1, 0), 0), "{said:?}");
+    let times: Vec<u64> =
+        fs::read_to_string(times).unwrap().lines().map(|time| time.parse().unwrap()).collect();
+    let (first, last) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+    assert_eq!(times.len(), 4);
+    assert!(Duration::from_nanos(last - first) < Duration::from_secs(2), "{times:?}");
+}
+
+#[tokio::test]
+async fn a_concurrent_filter_that_fails_stops_the_others_and_the_pod_goes_on() {
+    let filter = r#"grep -q /good "$WORKSPACE/ws/input.source_uri" && exit
+        touch "$BEGUN"
+        [ "$0" = detect ] && exit 1
+        sleep 600"#;
+    let mut bench = pod_of_two("Concurrent", filter).await;
+    let begun = bench.folder.path().join("begun");
+    bench.set("BEGUN", begun.display().to_string()).set("OPENFILTER_MAX_FILES", "2");
+    // Built before anything is waited for.
+    program();
+    let settled_after = async {
+        tests::eventually("the filters work", || async { begun.exists() }).await;
+        let begun = Instant::now();
+        tests::eventually("the failure is settled", || async { counts(&bench).await.3 == 1 }).await;
+        begun.elapsed()
+    };
+    let ((ended, said), settled_after) =
+        tokio::join!(serve(&bench, &[("bad", 9), ("good", 9)], None), settled_after);
+    ended.assert_ok();
+    assert!(settled_after < Duration::from_secs(5), "{settled_after:?}");
+    let words: Vec<&str> = said.iter().map(|(_, words)| words.as_str()).collect();
+    assert!(matches!(words[..], [only] if only.starts_with("filter detect exit:1 ")), "{said:?}");
+    assert_eq!(counts(&bench).await, (1, 0, 1, 1), "{said:?}");
+}
+
+#[tokio::test]
+async fn what_a_full_valkey_does_not_take_is_reported_when_it_has_room_again() {
+    let mut bench = pod(r#"touch "$BEGUN"; sleep 1"#).await;
+    let begun = bench.folder.path().join("begun");
+    bench.set("BEGUN", begun.display().to_string()).set("OPENFILTER_MAX_FILES", "1");
+    // Built before anything is waited for.
+    program();
+    let limit_memory = async |bytes: u64| {
+        let mut config = redis::cmd("CONFIG");
+        bench.valkey.raw(config.arg("SET").arg("maxmemory").arg(bytes)).await;
+    };
+    let full_for_3s = async {
+        tests::eventually("the filter works", || async { begun.exists() }).await;
+        // Less than it has.
+        limit_memory(1).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        limit_memory(0).await;
+    };
+    let ((ended, said), ()) = tokio::join!(serve(&bench, &SMALL[..1], None), full_for_3s);
+    ended.assert_ok();
+    assert!(ended.stderr.contains("OOM"), "it was full: {}", ended.stderr);
+    assert_eq!((counts(&bench).await, said.len()), ((0, 0, 1, 0), 0), "{said:?}");
+}
+
+#[tokio::test]
+async fn what_the_last_of_two_filters_makes_of_the_firsts_result_is_published() {
+    let filter = r#"cd "$WORKSPACE/ws/out" || exit
+        case "$0" in
+            detect) wc -c <../input >detect/size ;;
+            describe) echo "$(cat detect/size) bytes" >describe/text ;;
+        esac"#;
+    let mut bench = pod_of_two("Sequential", filter).await;
+    bench.s3.client.make_bucket("results").await.unwrap();
+    bench.set("S3_PREFIX", "in/").set("SINK_FROM", "describe");
+    bench.set("SINK_S3_BUCKET", "results").set("SINK_S3_PREFIX", "out/").set("OPENFILTER_MAX_FILES", "1");
+    let (ended, said) = serve(&bench, &[("in/a", 9)], None).await;
+    ended.assert_ok();
+    assert_eq!((counts(&bench).await, said.len()), ((0, 0, 1, 0), 0), "{said:?}");
+    assert_eq!(bench.s3.client.get("results", "out/a/text").await.unwrap(), "9 bytes\n");
+    assert!(bench.s3.client.get("results", "out/a/size").await.is_err(), "only the last filter's results");
 }

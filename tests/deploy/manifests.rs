@@ -316,7 +316,7 @@ async fn alerts_are_about_metrics_that_exist() {
         operator::metrics::Metrics::new().described().iter().map(|metric| metric.name.to_string()).collect();
     // A metric without a value is not printed.
     let metrics = webhook::metrics::Metrics::default();
-    metrics.answered(Kind::Pipeline, "validate", webhook::metrics::Outcome::Allowed, Duration::ZERO);
+    metrics.answered(Kind::Pipeline, "validate", webhook::metrics::ReviewOutcome::Allowed, Duration::ZERO);
     metrics.policies_known(0, 0);
     let printed = metrics.text();
     let described = printed.lines().filter_map(|line| line.strip_prefix("# TYPE "));

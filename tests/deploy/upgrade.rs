@@ -14,7 +14,7 @@ use crate::harness::{Cluster, SYSTEM, pipeline, run};
 const PROGRAMS: [&str; 3] = ["operator", "webhook", "claimer"];
 const TAG: &str = "previous";
 /// Two at a time, of which each takes some seconds with its pod: several times as long as an upgrade.
-const FILES: usize = 50;
+const FILES: usize = 30;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
@@ -39,7 +39,7 @@ async fn an_upgrade_from_the_commit_before_loses_no_file_of_a_run() {
     cluster.prepare_user(&user.name, 0).await;
     for number in 0..FILES {
         let key = format!("in/{number:02}");
-        cluster.services.s3.put(&user.name, &key, "sleep 1").await.unwrap();
+        cluster.services.s3.put(&user.name, &key, "sleep 2").await.unwrap();
     }
     cluster.apply(&[pipeline(&user.name)], &[]).unwrap();
     cluster.apply(&[run(&user.name, "r")], &[]).unwrap();

@@ -1,6 +1,6 @@
 //! The workers' user: exactly what it needs, and put right when it is not.
 
-use queue::{Ensured, Keys, Rights, WorkerUser};
+use queue::{Ensured, QueueKeys, Rights, WorkerUser};
 use tests::valkey::{Flavor, TestServer, patient};
 
 use super::{SHORT, queue_with, run_id, worker};
@@ -36,7 +36,7 @@ async fn check_what_it_may_do(rights: Rights) {
             (queue.keys().work.as_str(), queue.keys().group.as_str(), claimed.entry.as_str());
         let inbox = &queue.keys().inbox("pod");
         let (states, meta) = (queue.keys().states.as_str(), queue.keys().meta.as_str());
-        let of_another_run = &Keys::of(&run_id("another")).states;
+        let of_another_run = &QueueKeys::of(&run_id("another")).states;
         let say = redis::cmd("HSET").arg(&[states, entry, "pod started"]).clone();
         let said = say.query_async::<redis::Value>(&mut client).await;
         assert_eq!(said.is_ok(), rights == Rights::Serve, "{said:?}");

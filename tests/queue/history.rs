@@ -122,7 +122,12 @@ fn verdict() -> impl Strategy<Value = model::Verdict> {
 }
 
 fn state() -> impl Strategy<Value = model::State> {
-    prop_oneof![Just(model::State::Started), Just(model::State::Succeeded), Just(model::State::Other)]
+    prop_oneof![
+        Just(model::State::Started),
+        Just(model::State::Publishing),
+        Just(model::State::Succeeded),
+        Just(model::State::Other)
+    ]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -185,6 +190,8 @@ struct World {
     /// Every claim that a worker learnt of, oldest first: what operators may report, however late.
     claims: Vec<(EntryId, Pod)>,
     succeeded: BTreeSet<FileNo>,
+    /// The file that succeeded last: not in the model, whose states the checker would have to tell apart by it.
+    canary: Option<FileNo>,
     high_water: u64,
     policy: RetryPolicy,
     raw: redis::aio::MultiplexedConnection,
@@ -253,6 +260,7 @@ impl World {
             entries: BTreeMap::new(),
             claims: Vec::new(),
             succeeded: BTreeSet::new(),
+            canary: None,
             high_water: history.high_water,
             policy: RetryPolicy {
                 max_attempts: MAX_ATTEMPTS,
@@ -462,6 +470,7 @@ impl World {
         let pod = if by_another { (holder + 1) % PODS } else { holder };
         let word = match state {
             model::State::Started => "started",
+            model::State::Publishing => "publishing",
             model::State::Succeeded => "succeeded",
             model::State::Other => "ended exit:1",
         };
@@ -479,6 +488,11 @@ impl World {
         let Some(taken) = self.unless_closed(taken) else { return };
         let files = self.model.take_reports(self.model_policy());
         assert_eq!(taken.succeeded, files.len() as u64);
+        if !files.is_empty() {
+            // Which of them is the last depends on the order of a hash.
+            self.canary = taken.newest.as_deref().map(number_of);
+            assert!(self.canary.is_some_and(|file| files.contains(&file)), "{:?}", taken.newest);
+        }
         for file in files {
             assert!(self.succeeded.insert(file), "a file succeeded twice");
         }
@@ -516,6 +530,7 @@ impl World {
             let file_no = self.model.work.get(&self.entries[&entry]).map(|message| message.file);
             let fate = self.model.settle(self.entries[&entry], pod, *verdict, self.model_policy());
             if fate == model::Fate::Succeeded {
+                self.canary = file_no;
                 assert!(self.succeeded.insert(file_no.unwrap()), "a file succeeded twice");
             }
             expected.push(fate);
@@ -635,6 +650,7 @@ impl World {
         assert_eq!(counts, expected.map(u64::from));
         assert_eq!(stats.listing == Listing::Complete, model.listed);
         assert_eq!((stats.started, stats.paused.is_some()), (model.started, model.paused));
+        assert_eq!(stats.canary.as_deref().map(number_of), self.canary);
 
         for pod in 0..PODS {
             let found: BTreeSet<FileNo> =

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use queue::{
-    Closed, Ending, Error, Failure, Fate, File, Opened, Page, Retention, RetryPolicy, RunQueue, State,
-    Verdict,
+    Closed, Ending, Error, Failure, Fate, File, Opened, Page, Reporter, ReportsLimit, Retention, RetryPolicy,
+    RunQueue, State, Verdict,
 };
 use tests::valkey::{Flavor, KEEP, Options, TestServer, owner};
 
@@ -233,6 +233,39 @@ async fn the_newest_dead_letters_come_first_and_say_when_they_were_written() {
     assert!(letters.iter().all(|letter| (before..before + 60_000).contains(&letter.time_ms)), "{letters:?}");
     server.raw(&redis::cmd("FLUSHALL")).await;
     assert!(matches!(queue.newest_dead_letters(2).await, Err(Error::Lost { .. })));
+}
+
+/// Pods read it to tell a storage that is down from an object that fails: an operator that starts later needs one, too.
+#[tokio::test]
+async fn the_file_that_succeeded_last_is_remembered_for_the_next_operator() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let long = format!("a\\b/{}", "k".repeat(1_000));
+        let keys = ["a", "fails", "new\nline", &long, "reported", "last"];
+        let queue = queue_with(&server, "canary", &keys).await;
+        let canary = async || queue.stats().await.unwrap().canary;
+        assert_eq!(canary().await, None, "none has succeeded");
+        let next = async |verdict| {
+            let claimed = claim(&server, &queue, "pod").await;
+            queue.settle(&[settlement(&claimed.entry, "pod", verdict)], &AT_ONCE).await.unwrap();
+            claimed.file.key
+        };
+        assert_eq!(next(Verdict::Succeeded).await, "a");
+        assert_eq!(canary().await.as_deref(), Some("a"));
+        next(Verdict::Rejected(Failure::new("bad", None))).await;
+        assert_eq!(next(Verdict::Succeeded).await, "new\nline");
+        assert_eq!(canary().await.as_deref(), Some("a"), "it failed, or no variable holds its key as it is");
+        next(Verdict::Succeeded).await;
+        assert_eq!(canary().await.as_deref(), Some(long.as_str()));
+
+        let reported = claim(&server, &queue, "pod").await;
+        let mut reporter = Reporter::new(server.server(), &queue.keys().work);
+        reporter.report(&[(reported.entry, "pod succeeded".to_owned())]).await.unwrap();
+        let taken = queue.take(ReportsLimit { reports: 10, bytes: 1 << 20 }, &AT_ONCE).await.unwrap();
+        assert_eq!(taken.newest.as_deref(), Some("reported"));
+        let resumed = open(&server.connect(), &run_id("canary")).await;
+        assert_eq!(resumed.stats().await.unwrap().canary.as_deref(), Some("reported"));
+    }
 }
 
 #[tokio::test]

@@ -3,22 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-use crds::v1alpha1::PipelineRun;
+use crds::v1alpha1::{Phase, PipelineRun};
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::EvictParams;
 use serde_json::{Value, json};
 use testbed::{Fault, FaultyS3, Rule};
 
-use crate::harness::{Lab, Mode, counts, is_degraded_by, is_soak, message, running};
+use crate::harness::{Lab, Mode, SOON, condition, counts, is_degraded_by, is_soak, message, phase, running};
 use crate::storms::of;
-
-/// The bucket of the laboratory behind a proxy.
-fn behind(lab: &Lab, proxy: &FaultyS3) -> Value {
-    let mut bucket = lab.bucket();
-    bucket["endpoint"] = json!(proxy.url);
-    bucket
-}
 
 /// A proxy at the address of one that is gone: the storage is back. Connections that are still closing hold it for a moment.
 async fn listen_again(lab: &Lab, url: &str) -> FaultyS3 {
@@ -29,18 +22,23 @@ async fn listen_again(lab: &Lab, url: &str) -> FaultyS3 {
 
 in_both_modes! {
     an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds
+    keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt
     objects_that_alone_are_refused_or_fail_are_charged_in_the_end
     a_pod_that_is_evicted_costs_its_file_nothing
 }
 
 /// `make soak` has default settings and an outage of five minutes.
 async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: Mode) {
-    let (files, minutes, execution) =
-        if is_soak() { (60, 5, json!({})) } else { (20, 1, json!({"parallelism": 4, "maxAttempts": 1})) };
+    let (files, seconds, execution) = match mode {
+        _ if is_soak() => (60, 300, json!({})),
+        Mode::PodPerFile => (20, 60, json!({"parallelism": 4, "maxAttempts": 1})),
+        // More, because pods finish those that they have fetched ahead.
+        Mode::Warm => (30, 60, json!({"parallelism": 4, "maxAttempts": 1})),
+    };
     let lab = Lab::in_mode("outage", mode).await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
     lab.put_many("", files, |_| "sleep 1".to_owned()).await;
-    lab.pipeline(json!({"source": {"bucket": behind(&lab, &proxy)}})).await;
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     let pipeline = json!({"name": "p"});
     lab.create::<PipelineRun>(
         json!({"metadata": {"name": "r"}, "spec": {"pipelineRef": pipeline, "execution": execution}}),
@@ -49,30 +47,62 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
     lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
     let (url, down) = (proxy.url.clone(), Instant::now());
     drop(proxy);
-    let degraded =
-        lab.until("r", "the outage is reported", |run| is_degraded_by(run, "StorageUnavailable")).await;
+    let fails = async || Ok((lab.tally("r", "disrupted").await >= 3).then_some(()));
+    lab.eventually("three files are disrupted", fails).await;
+    println!("disrupted three files {:?} after the storage stopped", down.elapsed());
+    let is_reported = |run: &PipelineRun| is_degraded_by(run, "StorageUnavailable");
+    let degraded = lab.until_within(SOON, "r", "the outage is reported", is_reported).await;
     println!("reported {:?} after the storage stopped", down.elapsed());
     let words = message(&degraded, "Degraded");
     assert!(words.contains("no file is charged") && words.contains("one pod at a time"), "{words}");
     // Each probe of this time would cost a file an attempt.
-    tokio::time::sleep(Duration::from_secs(60 * minutes).saturating_sub(down.elapsed())).await;
+    tokio::time::sleep(Duration::from_secs(seconds).saturating_sub(down.elapsed())).await;
     let disrupted = lab.tally("r", "disrupted").await;
     // Pods that process many files stay: they get one file at a time.
     let pods = lab.pods().await.iter().filter(|pod| is_active(pod)).count();
     assert!(mode == Mode::Warm || pods <= 1, "{pods} pods at once probe a storage that is down");
-    assert!(running(&lab.get("r").await) <= 1, "more than one file at a time");
+    let run = lab.get("r").await;
+    assert!(running(&run) <= 1, "more than one file at a time");
+    let (files, parallelism) = (files as i64, run.spec.execution.parallelism);
+    let left = files - counts(&run).1;
+    assert!(left > i64::from(parallelism), "{left} files are too few to show full parallelism");
     let proxy = listen_again(&lab, &url).await;
     let back = Instant::now();
-    let (files, parallelism) = (files as i64, i64::from(lab.get("r").await.spec.execution.parallelism));
-    let full = |run: &PipelineRun| running(run) >= parallelism || counts(run).1 > files - parallelism;
-    lab.until("r", "it is at full speed", full).await;
+    lab.processes_at_once("r", usize::try_from(parallelism).unwrap(), SOON).await;
     println!("at full parallelism {:?} after the storage was back", back.elapsed());
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (files, files, 0));
-    assert!((3..40 * minutes).contains(&disrupted), "{disrupted} disruptions in {minutes} min");
+    // Those that were under way, and a probe every few seconds.
+    assert!((3..20 + seconds * 2 / 3).contains(&disrupted), "{disrupted} disruptions in {seconds} s");
     assert_eq!(lab.tally("r", "retried").await, 0, "no attempt is charged");
     lab.check_left_nothing(&run).await;
     drop(proxy);
+}
+
+/// Pods that process many files keep the keys that they were started with, so those whose keys are refused make way for new
+/// ones.
+async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt(mode: Mode) {
+    let files = if mode == Mode::Warm { 20 } else { 8 };
+    let lab = Lab::in_mode("revoked", mode).await;
+    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    lab.put_many("", files, |_| "sleep 0.5".to_owned()).await;
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
+    lab.until("r", "one is done", |run| of(run, |counts| counts.succeeded) >= 1).await;
+    proxy.inject(Rule::every(Fault::Forbidden, &format!("/{}/", lab.bucket)));
+    lab.until("r", "the keys are reported", |run| is_degraded_by(run, "CredentialsInvalid")).await;
+    proxy.heal();
+    let back = Instant::now();
+    lab.until_within(SOON, "r", "it goes on", goes_on).await;
+    println!("went on {:?} after the keys were accepted", back.elapsed());
+    let run = lab.finished("r").await;
+    let files = files as i64;
+    assert_eq!((counts(&run), phase(&run)), ((files, files, 0), Some(Phase::Succeeded)));
+    assert_eq!(lab.tally("r", "retried").await, 0, "no attempt is charged");
+    if mode == Mode::Warm {
+        assert!(lab.witness.pods_ever("r") > 2, "new pods have the new keys");
+    }
+    lab.check_left_nothing(&run).await;
 }
 
 /// With one file left, no other transfer shows that the storage is down: the canary does.
@@ -82,20 +112,27 @@ async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
     let mut lab = Lab::new("last").await;
     lab.restart_with("MAX_DISRUPTIONS", "1").await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    let refuse = || Rule::every(Fault::Forbidden, &format!("/{}/", lab.bucket));
+    let is_refused = |run: &PipelineRun| is_degraded_by(run, "CredentialsInvalid");
     lab.put("a", "sleep 5").await;
     lab.put("b", "copy").await;
-    lab.pipeline(json!({"source": {"bucket": behind(&lab, &proxy)}})).await;
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
     // While the first file is being processed, the keys are revoked: the second one is the last.
     lab.pod_that("its claimer fetched the first file", |pod| claimer_message(pod).map(|_| ())).await;
-    proxy.inject(Rule::every(Fault::Forbidden, &format!("/{}/", lab.bucket)));
-    lab.until("r", "the keys are reported", |run| is_degraded_by(run, "CredentialsInvalid")).await;
+    proxy.inject(refuse());
+    lab.until("r", "the keys are reported", is_refused).await;
     let url = proxy.url.clone();
     drop(proxy);
     lab.until("r", "the outage is reported", |run| is_degraded_by(run, "StorageUnavailable")).await;
     let before = lab.tally("r", "disrupted").await;
     assert!(before >= 6, "{before} disruptions, where one alone is free");
-    let _proxy = listen_again(&lab, &url).await;
+    // The storage is back, and the keys are not. Nothing is served before the rule is there: both run on this thread.
+    let proxy = listen_again(&lab, &url).await;
+    proxy.inject(refuse());
+    lab.until("r", "the keys are reported again", is_refused).await;
+    proxy.heal();
+    lab.until_within(SOON, "r", "it goes on", goes_on).await;
     assert_eq!(counts(&lab.finished("r").await), (2, 2, 0));
     assert_eq!(lab.tally("r", "retried").await, 0);
 }
@@ -109,8 +146,8 @@ async fn objects_that_alone_are_refused_or_fail_are_charged_in_the_end(mode: Mod
     lab.put("broken", "copy").await;
     proxy.inject(Rule::every(Fault::Forbidden, "/refused").method(Method::GET));
     proxy.inject(Rule::every(Fault::InternalError, "/broken").method(Method::GET));
-    lab.pipeline(json!({"source": {"bucket": behind(&lab, &proxy)}})).await;
-    lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 1}})).await;
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4, "maxAttempts": 1}})).await;
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (22, 20, 2));
     let letters = lab.dead_letters("r").await;
@@ -119,27 +156,25 @@ async fn objects_that_alone_are_refused_or_fail_are_charged_in_the_end(mode: Mod
         let reason = reason(file);
         assert!(reason.starts_with("disrupted 4 times in a row") && reason.contains(why), "{reason}");
     }
-    let shown = run.status.as_ref().unwrap().recent_failures.iter().map(|failed| failed.reason.clone());
-    let mut written: Vec<String> = letters.iter().map(|letter| letter.reason.clone()).collect();
-    written.reverse();
-    assert_eq!(shown.collect::<Vec<_>>(), written, "the status shows the dead letters themselves");
+    lab.check_failures_shown(&run).await;
     lab.check_left_nothing(&run).await;
 }
 
 /// What a drain does to each pod of its node.
 async fn a_pod_that_is_evicted_costs_its_file_nothing(mode: Mode) {
     let lab = Lab::in_mode("drained", mode).await;
-    lab.put_many("", 3, |_| "sleep 15".to_owned()).await;
+    // Longer than the grace period of a pod.
+    lab.put_many("", 2, |_| "sleep 15".to_owned()).await;
     lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
-    lab.filters_work("r", 3).await;
+    lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
+    lab.filters_work("r", 2).await;
     for pod in lab.pods().await {
         let name = pod.metadata.name.unwrap();
         lab.api::<Pod>().evict(&name, &EvictParams::default()).await.unwrap();
     }
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (3, 3, 0));
-    assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 3));
+    assert_eq!(counts(&run), (2, 2, 0));
+    assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 2));
     lab.check_left_nothing(&run).await;
 }
 
@@ -164,6 +199,11 @@ async fn a_pod_with_as_many_containers_as_there_may_be_settles_its_own_file() {
     let report = protocol::Report::parse(&said).unwrap_or_else(|| panic!("{said}"));
     assert!(report.entry.is_some() && report.outcome.is_ok(), "{said}");
     assert_eq!(counts(&lab.finished("r").await), (1, 1, 0));
+}
+
+/// Whether nothing that the run depends on fails any longer.
+fn goes_on(run: &PipelineRun) -> bool {
+    condition(run, "Degraded").0 == "False"
 }
 
 /// What the claimer said at its end.

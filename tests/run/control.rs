@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crds::v1alpha1::Phase;
+use crds::v1alpha1::{Phase, PipelineRun};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -12,6 +12,7 @@ use serde_json::json;
 use testbed::Doing;
 
 use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, message, names, phase, running};
+use crate::storms::of;
 
 in_both_modes! {
     a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods
@@ -20,7 +21,7 @@ in_both_modes! {
 
 async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods(mode: Mode) {
     let lab = Lab::in_mode("suspend", mode).await;
-    lab.put_many("", 12, |_| "sleep 20".to_owned()).await;
+    lab.put_many("", 12, |_| "sleep 12".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 2}})).await;
     lab.filters_work("r", 2).await;
@@ -54,14 +55,14 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
 async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
     let lab = Lab::new("fewer").await;
     let content = |number| match number {
-        0..6 => "sleep 15",
-        6..20 => "sleep 2",
+        0..4 => "sleep 12",
+        4..10 => "sleep 2",
         _ => "exit 1",
     };
-    lab.put_many("", 24, |number| content(number).to_owned()).await;
+    lab.put_many("", 12, |number| content(number).to_owned()).await;
     lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 1}})).await;
-    lab.filters_work("r", 6).await;
+    lab.run("r", json!({"execution": {"parallelism": 4, "maxAttempts": 1}})).await;
+    lab.filters_work("r", 4).await;
     lab.patch("r", json!({"spec": {"execution": {"parallelism": 1}}})).await;
     lab.until("r", "one file is processed", |run| running(run) == 1).await;
     for _ in 0..8 {
@@ -72,7 +73,7 @@ async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
     let run = lab.finished("r").await;
     assert_eq!(condition(&run, "Succeeded"), ("False".into(), "TooManyFailures".into()));
     // One that was under way was given up with the rest.
-    assert!(matches!(counts(&run), (24, 17..=20, _)), "{:?}", counts(&run));
+    assert!(matches!(counts(&run), (12, 7..=10, _)), "{:?}", counts(&run));
     lab.check_left_nothing(&run).await;
 }
 
@@ -107,14 +108,14 @@ async fn a_job_that_others_suspend_starts_nothing_until_they_resume_it() {
 #[ignore = "needs the cluster"]
 async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after() {
     let mut lab = Lab::new("jobs").await;
-    lab.put_many("", 8, |_| "sleep 2".to_owned()).await;
+    lab.put_many("", 5, |_| "sleep 2".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 5}})).await;
     lab.until("r", "files are processed", |run| running(run) > 0).await;
     let first = lab.jobs().await.remove(0);
     lab.api::<Job>().delete("r-job", &DeleteParams::background()).await.unwrap();
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (8, 8, 0));
+    assert_eq!(counts(&run), (5, 5, 0));
     let second = lab.jobs().await.remove(0);
     assert_ne!(first.uid(), second.uid(), "another one was created");
     lab.check_left_nothing(&run).await;
@@ -126,7 +127,7 @@ async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(lab.jobs().await.len(), 0);
     assert_eq!(lab.pods().await.len(), 0);
-    assert_eq!(counts(&lab.get("r").await), (8, 8, 0));
+    assert_eq!(counts(&lab.get("r").await), (5, 5, 0));
 }
 
 /// Whoever holds a pod whose file is done holds up neither the next file nor the end.
@@ -200,6 +201,52 @@ async fn a_finished_run_that_is_created_again_gets_its_status_back() {
     assert!(message(&changed, "Stalled").contains("new name"), "{}", message(&changed, "Stalled"));
 }
 
+/// Deleted and created again while no operator looked, as by a restore from a backup: its queue knows the run by another UID.
+/// The same run takes it over, and goes on where the former one was.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_that_is_created_again_in_mid_run_takes_over_its_queue() {
+    let mut lab = Lab::in_mode("restored", Mode::Warm).await;
+    lab.put_many("", 12, |_| "sleep 1".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    let same = json!({"execution": {"parallelism": 2, "maxAttempts": 1}});
+    lab.run("r", same.clone()).await;
+    let some_done = |run: &PipelineRun| of(run, |counts| counts.succeeded) >= 2;
+    let before = lab.until("r", "some are done", some_done).await;
+    lab.kill_operators().await;
+    let (epoch, settled) = (lab.meta("r", "epoch").await, lab.tally("r", "succeeded").await);
+    lab.patch("r", json!({"metadata": {"finalizers": null}})).await;
+    lab.delete("r").await;
+    // Kubernetes removes what belonged to it. Nothing removes its queue and its workers' user.
+    let removed = async || {
+        let (pods, jobs) = (lab.pods().await, lab.jobs().await);
+        let (secrets, stored) = (lab.list::<Secret>().await, lab.list::<ControllerRevision>().await);
+        let all = pods.len() + jobs.len() + stored.len();
+        Ok((all == 0 && names(secrets) == ["keys"]).then_some(()))
+    };
+    lab.eventually("what the run owned is gone", removed).await;
+    let old_uid = before.uid().unwrap();
+    assert!(has_user(&lab, &old_uid).await, "its user is still there");
+
+    let new_uid = lab.run("r", same).await.uid().unwrap();
+    lab.start_operator();
+    let goes_on = |run: &PipelineRun| of(run, |counts| counts.succeeded) as u64 > settled;
+    lab.until("r", "it goes on", goes_on).await;
+    assert_eq!(lab.meta("r", "owner").await, Some(new_uid.clone()));
+    assert_eq!(lab.meta("r", "epoch").await, epoch, "the queue is the same");
+    assert!(!has_user(&lab, &old_uid).await && has_user(&lab, &new_uid).await, "old and new user");
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (12, 12, 0));
+    assert_eq!((lab.tally("r", "succeeded").await, lab.tally("r", "retried").await), (12, 0));
+    assert!(!lab.witness.was_ever(|run| is_degraded_by(run, "RunIdTaken")), "it is no other run");
+    lab.check_left_nothing(&run).await;
+}
+
+/// Whether Valkey has a user for the workers of the run `r` with this UID.
+async fn has_user(lab: &Lab, uid: &str) -> bool {
+    lab.traces().await.contains(&format!("openfilter:{}:{uid}", lab.run_id("r")))
+}
+
 async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_again(mode: Mode) {
     let lab = Lab::in_mode("delete", mode).await;
     lab.put_many("", 6, |_| "sleep 2".to_owned()).await;
@@ -223,7 +270,7 @@ async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_again
 #[ignore = "needs the cluster"]
 async fn two_runs_of_one_run_id_are_one_run() {
     let lab = Lab::new("taken").await;
-    lab.put("a", "sleep 20").await;
+    lab.put("a", "sleep 10").await;
     lab.pipeline(json!({})).await;
     let id = format!("{}.shared", lab.namespace.name);
     let queue = json!({"stream": format!("pr:{id}:work"), "group": format!("cg:{id}")});

@@ -7,12 +7,13 @@ use futures::TryStreamExt;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
 use kube::ResourceExt;
-use kube::api::{DeleteParams, WatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, WatchParams};
 use serde_json::{Value, json};
 use testbed::Testbed;
 use testbed::images::reference;
 
-use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, message, phase};
+use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, message, names, phase};
+use crate::player::Player;
 
 in_both_modes! {
     a_filter_that_says_bad_input_is_not_asked_again_and_one_killed_for_memory_says_so
@@ -59,11 +60,13 @@ fn manager_of_a_job(lab: &Lab) -> Result<String, String> {
 #[ignore = "needs the cluster"]
 async fn forty_files_that_all_fail_end_within_their_own_back_off() {
     let lab = Lab::new("forty").await;
-    lab.put_many("", 40, |_| "exit 9".to_owned()).await;
+    // Some are tried twice: more than a Job would let fail before it waits for minutes.
+    lab.put_many("", 40, |number| if number % 5 == 0 { "exit 9" } else { "exit 8" }.to_owned()).await;
     lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"parallelism": 20, "maxAttempts": 2}})).await;
+    let execution = json!({"parallelism": 20, "maxAttempts": 2, "nonRetryableExitCodes": [8]});
+    lab.run("r", json!({"execution": execution})).await;
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (40, 0, 40));
+    assert_eq!((counts(&run), lab.tally("r", "retried").await), ((40, 0, 40), 8));
     assert_eq!(lab.dead_letters("r").await.len(), 40);
     lab.check_left_nothing(&run).await;
 }
@@ -147,6 +150,68 @@ async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
     assert_eq!(counts(&run), (1, 0, 1));
     let reason = &run.status.unwrap().recent_failures[0].reason;
     assert!(reason.contains("CreateContainerConfigError"), "{reason}");
+}
+
+/// A node whose sandbox, network or volumes fail looks empty and attracts pods. Those that it does not bring up are replaced,
+/// their files go back as they were, and the node is named.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn pods_that_a_node_never_brings_up_are_replaced_and_the_node_is_named() {
+    let mut lab = Lab::new("sandbox").await;
+    lab.restart_with("START_TIMEOUT", "5s").await;
+    lab.put_many("", 2, |_| "copy".to_owned()).await;
+    // No node of the cluster takes the pods: this test plays scheduler and kubelet.
+    let nowhere = json!({"nodeSelector": {"played-by": "suite"}});
+    lab.pipeline(json!({"pod": nowhere, "filters": [filter("main", &["copy"])]})).await;
+    let node = format!("broken-{}", lab.namespace.name);
+    let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}, "spec": {"unschedulable": true}});
+    let _node = ForTheCluster::apply(&lab, &[object]);
+    lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
+    let without_node = async || {
+        let mut pods = lab.pods().await;
+        pods.retain(is_unschedulable);
+        Ok((pods.len() == 2).then_some(pods))
+    };
+    let broken = names(lab.eventually("two pods have no node", without_node).await);
+    for pod in &broken {
+        bind_to_broken_node(&lab, pod, &node).await;
+    }
+    let handed_out = async || {
+        let stats = lab.queue("r").await.stats().await;
+        Ok(stats.is_ok_and(|stats| stats.running == 2).then_some(()))
+    };
+    lab.eventually("both pods have a file", handed_out).await;
+    let told = lab.until("r", "the node is named", |run| is_degraded_by(run, "NodeNotStarting")).await;
+    let words = message(&told, "Degraded");
+    assert!(words.contains(&format!("the node {node} ")), "{words}");
+    let replaced = async || {
+        let pods = names(lab.pods().await);
+        Ok((pods.len() == 2 && !pods.iter().any(|pod| broken.contains(pod))).then_some(()))
+    };
+    lab.eventually("both pods are replaced", replaced).await;
+    for charge in ["retried", "disrupted", "reclaimed"] {
+        assert_eq!(lab.tally("r", charge).await, 0, "{charge}: nothing was claimed");
+    }
+    let _playing = Player::start(lab.api(), lab.server(), Duration::ZERO, 0);
+    assert_eq!(counts(&lab.finished("r").await), (2, 2, 0));
+    assert_eq!((lab.tally("r", "retried").await, lab.witness.pods_ever("r")), (0, 4));
+}
+
+fn is_unschedulable(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| condition.reason.as_deref() == Some("Unschedulable"))
+}
+
+/// Places a pod on a node whose kubelet says that it has neither sandbox, network nor volumes for it. It says so first: alone
+/// that is no news to the operator, and it would find out half a minute later.
+async fn bind_to_broken_node(lab: &Lab, pod: &str, node: &str) {
+    let (pods, patch) = (lab.api::<Pod>(), PatchParams::default());
+    let condition = json!({"type": "PodReadyToStartContainers", "status": "False"});
+    let says = Patch::Strategic(json!({"status": {"conditions": [condition]}}));
+    pods.patch_status(pod, &patch, &says).await.unwrap();
+    let target = json!({"apiVersion": "v1", "kind": "Node", "name": node});
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target});
+    let _: Value = pods.create_subresource("binding", pod, &PostParams::default(), &binding).await.unwrap();
 }
 
 /// Workers that end before they have a file are the run's problem: another one is made later and later, and no file is

@@ -8,18 +8,20 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
+use futures::StreamExt;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
 use protocol::RunId;
+use protocol::secret::{PASSWORD, USERNAME};
 use queue::{DeadLetter, RunQueue, Server};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::images::{Set, reference};
 use testbed::services::{S3_IP_URL, Services, VALKEY_IP};
-use testbed::{Doing, Namespace, Testbed};
+use testbed::{Doing, FaultyS3, Namespace, Testbed};
 use tests::program::mortal;
 use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -37,6 +39,12 @@ pub enum Turn {
 
 /// How long a run may take on a busy machine.
 pub const LONG: Duration = Duration::from_secs(600);
+/// How soon a run reports what it depends on and lacks, and goes on at full speed once that is back.
+pub const SOON: Duration = Duration::from_secs(15);
+/// Failed files that a status shows.
+const FAILURES_SHOWN: usize = 10;
+/// Requests at once that fill a bucket.
+const PUTS_AT_ONCE: usize = 8;
 
 /// Whether large sizes and long times are wanted: `make soak`. CI has smaller ones.
 pub fn is_soak() -> bool {
@@ -236,9 +244,11 @@ impl Lab {
 
     /// Many objects: `<prefix><number>`, each with what `content` says of its number.
     pub async fn put_many(&self, prefix: &str, count: usize, content: impl Fn(usize) -> String) {
-        for number in 0..count {
-            self.put(&format!("{prefix}{number:04}"), &content(number)).await;
-        }
+        let put = |number: usize| {
+            let (lab, key, content) = (self, format!("{prefix}{number:04}"), content(number));
+            async move { lab.put(&key, &content).await }
+        };
+        futures::stream::iter(0..count).for_each_concurrent(PUTS_AT_ONCE, put).await;
     }
 
     /// The bucket of the laboratory, as a Pipeline names it.
@@ -246,17 +256,29 @@ impl Lab {
         json!({"name": self.bucket, "endpoint": S3_IP_URL, "usePathStyle": true, "credentialsSecret": {"name": "keys"}})
     }
 
+    /// The same behind a proxy.
+    pub fn bucket_behind(&self, proxy: &FaultyS3) -> Value {
+        let mut bucket = self.bucket();
+        bucket["endpoint"] = json!(proxy.url);
+        bucket
+    }
+
     /// A Pipeline `p` with the filter `probe obey`, and what `changes` says.
     pub async fn pipeline(&self, changes: Value) -> Pipeline {
         let mut spec = json!({"source": {"bucket": self.bucket()}, "filters": [filter("main", &["obey"])]});
         merge(&mut spec, changes);
+        self.set_mode(&mut spec);
+        self.create(json!({"metadata": {"name": "p"}, "spec": spec})).await
+    }
+
+    /// Gives the spec of a Pipeline the mode of the laboratory.
+    pub fn set_mode(&self, spec: &mut Value) {
         if self.mode == Mode::Warm {
             spec["mode"] = json!("Warm");
             for filter in spec["filters"].as_array_mut().unwrap() {
                 filter.as_object_mut().unwrap().entry("command").or_insert(json!(["/probe"]));
             }
         }
-        self.create(json!({"metadata": {"name": "p"}, "spec": spec})).await
     }
 
     /// A PipelineRun of `p`.
@@ -277,12 +299,23 @@ impl Lab {
         what: &str,
         condition: impl Fn(&PipelineRun) -> bool,
     ) -> PipelineRun {
+        self.until_within(LONG, run, what, condition).await
+    }
+
+    /// The same, for what must not take longer than this.
+    pub async fn until_within(
+        &self,
+        limit: Duration,
+        run: &str,
+        what: &str,
+        condition: impl Fn(&PipelineRun) -> bool,
+    ) -> PipelineRun {
         let api = self.api::<PipelineRun>();
         let probe = async || {
             let found = api.get(run).await.doing(|| format!("look at the run {run}"))?;
             Ok(condition(&found).then_some(found))
         };
-        match self.testbed.eventually(&format!("{run}: {what}"), LONG, probe).await {
+        match self.testbed.eventually(&format!("{run}: {what}"), limit, probe).await {
             Ok(found) => found,
             Err(error) => {
                 let last = api.get(run).await.ok().and_then(|run| run.status);
@@ -366,6 +399,20 @@ impl Lab {
         self.eventually(&format!("{count} filters work"), working).await
     }
 
+    /// Waits until so many files of a run are processed at once, but not for longer than this. Pods that process many also hold
+    /// files that wait for their turn, which do not count.
+    pub async fn processes_at_once(&self, run: &str, count: usize, limit: Duration) {
+        let processed = async || {
+            let files = match self.mode {
+                Mode::PodPerFile => running(&self.get(run).await) as usize,
+                Mode::Warm => self.reports(run, "started").await,
+            };
+            Ok((files >= count).then_some(()))
+        };
+        let what = format!("{run}: {count} files are processed at once");
+        self.testbed.eventually(&what, limit, processed).await.unwrap();
+    }
+
     /// Files of a run whose pods say this of them now, in Warm mode.
     pub async fn reports(&self, run: &str, said: &str) -> usize {
         let states = self.run_id(run).key("states");
@@ -385,7 +432,10 @@ impl Lab {
     pub async fn other_node(&self, node: &str) -> String {
         let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.testbed.client());
         let listed = nodes.list(&ListParams::default()).await.unwrap();
-        listed.items.iter().map(ResourceExt::name_any).find(|name| name != node).unwrap()
+        // Those of KWOK run nothing.
+        let is_real =
+            |node: &&k8s_openapi::api::core::v1::Node| !node.labels().contains_key(testbed::KWOK_MARK);
+        listed.items.iter().filter(is_real).map(ResourceExt::name_any).find(|name| name != node).unwrap()
     }
 
     /// Something that the queue keeps about a run, if it is there.
@@ -468,11 +518,28 @@ impl Lab {
 
     /// A bare connection to Valkey, for what the queue does not show.
     pub async fn raw(&self) -> redis::aio::MultiplexedConnection {
+        self.raw_as("default", &self.settings["VALKEY_PASSWORD"]).await.unwrap()
+    }
+
+    /// The same for any user.
+    pub async fn raw_as(
+        &self,
+        user: &str,
+        password: &str,
+    ) -> redis::RedisResult<redis::aio::MultiplexedConnection> {
         let info =
             redis::IntoConnectionInfo::into_connection_info(self.settings["VALKEY_URL"].as_str()).unwrap();
-        let login = info.redis_settings().clone().set_password(&self.settings["VALKEY_PASSWORD"]);
+        let login = info.redis_settings().clone().set_username(user).set_password(password);
         let client = redis::Client::open(info.set_redis_settings(login)).unwrap();
-        client.get_multiplexed_async_connection_with_config(&tests::valkey::patient()).await.unwrap()
+        client.get_multiplexed_async_connection_with_config(&tests::valkey::patient()).await
+    }
+
+    /// User and password of a run's workers.
+    pub async fn workers_login(&self, run: &str) -> (String, String) {
+        let secret = self.api::<Secret>().get(&format!("{run}-queue")).await.unwrap();
+        let data = secret.data.unwrap();
+        let text = |key: &str| String::from_utf8(data[key].0.clone()).unwrap();
+        (text(USERNAME), text(PASSWORD))
     }
 
     /// Keys of Valkey that belong to runs of this namespace, and users.
@@ -496,6 +563,16 @@ impl Lab {
     /// The dead letters of a run that has ended.
     pub async fn dead_letters(&self, run: &str) -> Vec<DeadLetter> {
         self.queue(run).await.dead_letters(None, 1_000).await.unwrap()
+    }
+
+    /// The status of a run that has ended shows the newest dead letters, the newest first.
+    pub async fn check_failures_shown(&self, run: &PipelineRun) {
+        let queue = self.queue(&run.name_any()).await;
+        let letters = queue.newest_dead_letters(FAILURES_SHOWN).await.unwrap();
+        let written = letters.iter().map(|letter| (&letter.file, i64::from(letter.attempts), &letter.reason));
+        let shown = run.status.as_ref().unwrap().recent_failures.iter();
+        let shown = shown.map(|failed| (&failed.file, i64::from(failed.attempts), &failed.reason));
+        assert_eq!(shown.collect::<Vec<_>>(), written.collect::<Vec<_>>(), "the newest dead letters");
     }
 
     /// No pod is left, and the Job says what the run says.

@@ -1,15 +1,20 @@
-//! Buckets that are larger than what the queue may hold: the listing pauses, files are processed meanwhile, and the run ends. The
-//! pods are played, so that thousands of them fit into a minute.
+//! Buckets that are larger than what the queue may hold: the listing pauses, files are processed meanwhile, and the run ends. And a
+//! hundred Warm pods that have no operator. The pods are played, so that thousands of them fit into a minute.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use crds::v1alpha1::PipelineRun;
+use k8s_openapi::api::batch::v1::Job;
+use kube::ResourceExt;
+use protocol::{FileState, State};
+use queue::{EntryId, Pending, RunQueue};
 use serde_json::{Value, json};
 use tests::fake::{Fake, parameter};
 use tests::listing::{Folder, serve};
 use tests::valkey::{Flavor, Options, TestServer};
 
-use crate::harness::{Lab, condition, counts, filter, is_degraded_by, is_soak, message};
+use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, is_soak, message, running};
 use crate::player::{Player, Playing};
 use crate::storms::of;
 
@@ -20,9 +25,24 @@ const PAGE: usize = 20;
 /// Files of a bucket for which the listing pauses more than once.
 const FILES: usize = 250;
 
+/// Warm pods that are left without an operator, and the files of their run: enough for all pods to be busy when the last of them
+/// is up.
+const WARM_PODS: usize = 100;
+const WARM_FILES: usize = 3_000;
+const WARM_WORK: Duration = Duration::from_millis(500);
+/// Files that a Warm pod holds at most.
+const HELD_MAX: usize = 16;
+/// Memory that does not grow may still differ by this much between two looks.
+const MEMORY_SPREAD_MAX: f64 = 1.05;
+
 /// A laboratory with a bucket of these folders, an operator with these settings, and pods that no node takes.
 async fn stage(name: &str, settings: &[(&str, &str)], bucket: &Fake) -> Lab {
-    let mut lab = Lab::new(name).await;
+    stage_in(Mode::PodPerFile, name, settings, bucket).await
+}
+
+/// The same, whose Pipeline has this mode.
+async fn stage_in(mode: Mode, name: &str, settings: &[(&str, &str)], bucket: &Fake) -> Lab {
+    let mut lab = Lab::in_mode(name, mode).await;
     for (name, value) in settings {
         lab.set(name, value);
     }
@@ -49,6 +69,19 @@ async fn paused(lab: &Lab, run: &str) {
     lab.eventually(&format!("the listing of {run} pauses"), paused).await;
 }
 
+/// A Valkey that no other run uses, and its address. Its password is `p`.
+async fn own_valkey() -> (TestServer, String) {
+    let options = Options { password: Some("p"), ..Options::default() };
+    let valkey = TestServer::start_with(Flavor::Valkey, options).await;
+    let url = format!("redis://127.0.0.1:{}", valkey.port());
+    (valkey, url)
+}
+
+fn is_complete(job: &Job) -> bool {
+    let mut conditions = job.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == "Complete" && condition.status == "True")
+}
+
 fn says_that_files_were_not_listed(run: &PipelineRun) -> bool {
     message(run, "Succeeded").contains("files that were not listed are not counted")
 }
@@ -60,6 +93,10 @@ async fn an_operator_restarted_while_listing_is_paused_goes_on_where_it_was() {
     let mut lab = stage("restarted", &[("QUEUE_HIGH_WATER", &HIGH_WATER.to_string())], &bucket).await;
     run(&lab, "r", "f/", json!({"parallelism": 20})).await;
     paused(&lab, "r").await;
+    let created = async || Ok(lab.jobs().await.pop());
+    let job = lab.eventually("the Job is created", created).await;
+    let completions = |job: &Job| job.spec.as_ref().unwrap().completions;
+    assert_eq!(completions(&job), None, "the number of files is not known yet");
     // Before the first file is processed, and after some are.
     let mut restarts = Vec::new();
     let mut playing = None;
@@ -85,6 +122,9 @@ async fn an_operator_restarted_while_listing_is_paused_goes_on_where_it_was() {
     };
     assert!(lab.witness.was_ever(more), "progress says that more files are being listed");
     lab.check_left_nothing(&ended).await;
+    let last = lab.api::<Job>().get(&job.name_any()).await.unwrap();
+    assert_eq!((last.uid(), completions(&last)), (job.uid(), None), "it is still the same Job");
+    assert!(is_complete(&last), "{:?}", last.status);
     lab.witness.check_monotonic();
 }
 
@@ -136,12 +176,36 @@ async fn a_large_bucket_of_which_every_file_fails_ends_with_the_reason() {
     lab.check_left_nothing(&ended).await;
 }
 
+/// What Valkey says about its memory.
+struct MemoryInfo(String);
+
+impl MemoryInfo {
+    async fn read(valkey: &TestServer) -> Self {
+        let info = valkey.raw(redis::cmd("INFO").arg("memory")).await;
+        Self(redis::from_redis_value(info).unwrap())
+    }
+
+    fn bytes(&self, name: &str) -> usize {
+        let value = self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.unwrap().trim().parse().unwrap()
+    }
+}
+
 /// Bytes that Valkey uses.
 async fn memory_used(valkey: &TestServer) -> usize {
-    let info = valkey.raw(redis::cmd("INFO").arg("memory")).await;
-    let info = redis::from_redis_value::<String>(info).unwrap();
-    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
-    used.trim().parse().unwrap()
+    MemoryInfo::read(valkey).await.bytes("used_memory")
+}
+
+/// Bytes that Valkey uses for what it stores. Buffers of its clients shrink and grow by themselves, and a reply that is being sent
+/// takes memory too, which is why the least of several looks counts.
+async fn memory_stored(valkey: &TestServer) -> usize {
+    let mut least = usize::MAX;
+    for _ in 0..5 {
+        let info = MemoryInfo::read(valkey).await;
+        least = least.min(info.bytes("used_memory") - info.bytes("mem_clients_normal"));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    least
 }
 
 #[tokio::test]
@@ -150,9 +214,7 @@ async fn a_bucket_ten_times_larger_than_valkey_is_processed_while_a_small_run_st
     // Keys of nearly a kilobyte, so that few files fill the memory.
     let (large, small) = (Folder::new(&format!("{}/", "l".repeat(900)), 1_000), Folder::new("small/", 5));
     let bucket = serve(vec![large.clone(), small.clone()], PAGE).await;
-    let valkey =
-        TestServer::start_with(Flavor::Valkey, Options { password: Some("p"), ..Options::default() }).await;
-    let url = format!("redis://127.0.0.1:{}", valkey.port());
+    let (valkey, url) = own_valkey().await;
     let lab = stage("squeezed", &[("VALKEY_URL", &url), ("VALKEY_PASSWORD", "p")], &bucket).await;
     let _playing = play(&lab, 0);
     // Idle is a server that has its scripts and connections.
@@ -174,4 +236,73 @@ async fn a_bucket_ten_times_larger_than_valkey_is_processed_while_a_small_run_st
         "no status says that Valkey is full"
     );
     lab.check_left_nothing(&ended).await;
+}
+
+/// The files that each pod holds.
+async fn held(queue: &RunQueue) -> BTreeMap<String, Vec<EntryId>> {
+    let mut held: BTreeMap<String, Vec<EntryId>> = BTreeMap::new();
+    let visit = |claim: &Pending| held.entry(claim.consumer.clone()).or_default().push(claim.entry.clone());
+    queue.for_each_pending(Duration::ZERO, visit).await.unwrap();
+    held
+}
+
+/// How many files all pods hold, if they have succeeded with all of them.
+async fn held_and_done(queue: &RunQueue) -> Option<usize> {
+    let held: Vec<EntryId> = held(queue).await.into_values().flatten().collect();
+    let reports = queue.reports_of(&held).await.unwrap();
+    let is_done = |report: &Option<String>| {
+        let said = report.as_deref().and_then(FileState::parse);
+        said.is_some_and(|said| said.state == State::Succeeded)
+    };
+    reports.iter().all(is_done).then_some(held.len())
+}
+
+/// Without an operator nothing is settled and nothing is handed out: pods finish what they hold, repeat their reports, and wait.
+/// That lasts ten minutes in `make soak`.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn without_an_operator_a_hundred_warm_pods_wait_and_valkey_does_not_grow() {
+    let bucket = serve(vec![Folder::new("f/", WARM_FILES)], 1_000).await;
+    let (valkey, url) = own_valkey().await;
+    let settings = [("VALKEY_URL", url.as_str()), ("VALKEY_PASSWORD", "p")];
+    let mut lab = stage_in(Mode::Warm, "down", &settings, &bucket).await;
+    let playing = Player::start(lab.api(), lab.server(), WARM_WORK, 0);
+    run(&lab, "r", "f/", json!({"parallelism": WARM_PODS})).await;
+    lab.until("r", "files are processed", |run| running(run) > 0).await;
+    let queue = lab.queue("r").await;
+    let all_work = async || Ok((held(&queue).await.len() == WARM_PODS).then_some(()));
+    lab.eventually("all pods have files", all_work).await;
+    lab.kill_operators().await;
+    let all_wait = async || Ok(held_and_done(&queue).await);
+    let waiting = lab.eventually("all pods wait", all_wait).await;
+
+    let begun = playing.player.claimed();
+    let pause = Duration::from_secs(if is_soak() { 600 } else { 30 });
+    let (began, mut memory, mut reports_most) = (Instant::now(), Vec::new(), 0_usize);
+    while began.elapsed() < pause {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let states = lab.run_id("r").key("states");
+        let reports: usize = redis::cmd("HLEN").arg(states).query_async(&mut lab.raw().await).await.unwrap();
+        reports_most = reports_most.max(reports);
+        if began.elapsed() >= pause / 3 {
+            memory.push(memory_stored(&valkey).await);
+        }
+    }
+    let (least, most) = (memory.iter().min().unwrap(), memory.iter().max().unwrap());
+    println!("{waiting} files held, {reports_most} reports, {least} to {most} bytes");
+    assert_eq!(held_and_done(&queue).await, Some(waiting), "nothing is settled or handed out");
+    assert!(playing.player.claimed() == begun, "no pod works");
+    let bound = WARM_PODS * HELD_MAX;
+    assert!((WARM_PODS..=bound).contains(&waiting) && reports_most <= bound, "{waiting}, {reports_most}");
+    assert!(*most as f64 <= *least as f64 * MEMORY_SPREAD_MAX, "from {least} to {most} bytes");
+
+    lab.start_operator();
+    let ended = lab.finished("r").await;
+    assert_eq!(counts(&ended), (WARM_FILES as i64, WARM_FILES as i64, 0));
+    assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 0));
+    let claimed = playing.player.claimed();
+    assert!(claimed.len() == WARM_FILES && claimed.values().all(|times| *times == 1), "each file once");
+    assert_eq!(lab.witness.pods_ever("r"), WARM_PODS, "no pod is replaced");
+    lab.check_left_nothing(&ended).await;
+    lab.witness.check_monotonic();
 }

@@ -9,7 +9,11 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 use testbed::Namespace;
 
-use crate::harness::{Lab, counts, filter, is_degraded_by, message, phase, running};
+use crate::harness::{Lab, Mode, counts, filter, is_degraded_by, message, phase, running};
+
+in_both_modes! {
+    another_namespaces_pipeline_and_keys_need_grants
+}
 
 /// Another namespace, with keys and a Pipeline, and the operator that looks after both.
 struct Neighbour {
@@ -33,6 +37,7 @@ impl Neighbour {
         if let Some(sink) = sink {
             spec["sink"] = with_keys(sink);
         }
+        lab.set_mode(&mut spec);
         let pipeline = Pipeline::new("lib", serde_json::from_value(spec).unwrap());
         neighbour.api(lab).create(&PostParams::default(), &pipeline).await.unwrap();
         neighbour
@@ -67,11 +72,9 @@ impl Neighbour {
 }
 
 /// The keys are copied, and the copy goes with the run.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn another_namespaces_pipeline_and_keys_need_grants() {
-    let mut lab = Lab::new("tenant").await;
-    lab.put_many("", 3, |_| "sleep 8".to_owned()).await;
+async fn another_namespaces_pipeline_and_keys_need_grants(mode: Mode) {
+    let mut lab = Lab::in_mode("tenant", mode).await;
+    lab.put_many("", 3, |_| "sleep 4".to_owned()).await;
     let neighbour = Neighbour::new(&mut lab, None).await;
     neighbour.run(&lab).await;
     let refused = lab.until("r", "it is refused", |run| is_degraded_by(run, "ReferenceNotGranted")).await;

@@ -1,21 +1,21 @@
 //! `make bench`, many runs and many pods: 300 runs that start together, what 500 active ones write, and how fast pods come and go.
-//! Pods are played, or never start.
+//! Pods are played, or are on nodes of KWOK.
 
 use std::time::{Duration, Instant};
 
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource};
 use serde_json::{Value, json};
-use testbed::Namespace;
+use testbed::{Doing, KWOK_MARK, Namespace, Testbed};
 use tests::fake::Fake;
 use tests::listing::{Folder, serve};
 
 use crate::figures::{Writes, api_writes, metric, metrics};
-use crate::harness::{Lab, counts, filter, phase};
+use crate::harness::{Lab, Mode, counts, filter, phase};
 use crate::player::{Player, Playing};
 
 /// Runs of each namespace: one that has far more than the others must not starve them.
@@ -27,8 +27,13 @@ const ACTIVE: usize = 500;
 const WRITES_MAX: f64 = 150.0;
 /// How long writes are counted.
 const COUNTED: Duration = Duration::from_secs(60);
-/// Pods of one run.
+/// How long their pods work on a file: at least a second, so that a run without a budget would report each file by itself.
+const WORK: Duration = Duration::from_secs(2);
+/// Pods of one run, and the nodes of KWOK that they need: each takes 110.
 const PODS: usize = 1_000;
+const FAKE_NODES: usize = 10;
+const CREATED: &str = "openfilter_pods_created_total";
+const DELETED: &str = "openfilter_pods_deleted_total";
 
 /// Namespaces of one operator, whose pods are played.
 struct Teams {
@@ -40,7 +45,7 @@ struct Teams {
 }
 
 impl Teams {
-    async fn new(name: &str, count: usize, files: usize, work: Duration) -> Self {
+    async fn new(name: &str, count: usize, files: usize, mode: Mode, work: Duration) -> Self {
         let mut lab = Lab::alone(name).await;
         let bucket = serve(vec![Folder::new("f/", files)], 1_000).await;
         let mut others = Vec::new();
@@ -55,7 +60,7 @@ impl Teams {
         lab.restart_with("LISTEN", "127.0.0.1:18080").await;
         let mut teams = Self { lab, names, _others: others, bucket, _playing: Vec::new() };
         for name in &teams.names {
-            teams.equip(name).await;
+            teams.equip(name, mode).await;
         }
         let play = |name: &String| Player::start(teams.api(name), teams.lab.server(), work, 0);
         teams._playing = teams.names.iter().map(play).collect();
@@ -70,7 +75,7 @@ impl Teams {
     }
 
     /// Keys and a Pipeline.
-    async fn equip(&self, namespace: &str) {
+    async fn equip(&self, namespace: &str, mode: Mode) {
         let data = json!({"accessKeyId": "id", "secretAccessKey": "secret"});
         let keys: Secret =
             serde_json::from_value(json!({"metadata": {"name": "bench"}, "stringData": data})).unwrap();
@@ -79,8 +84,10 @@ impl Teams {
         bucket["endpoint"] = json!(format!("http://{}", self.bucket.address));
         bucket["credentialsSecret"] = json!({"name": "bench"});
         bucket["prefix"] = json!("f/");
-        let spec = json!({"pod": {"nodeSelector": {"played-by": "bench"}}, "source": {"bucket": bucket},
-            "filters": [filter("main", &["copy"])]});
+        let mut main = filter("main", &["copy"]);
+        main["command"] = json!(["/probe"]);
+        let spec = json!({"mode": format!("{mode:?}"), "pod": {"nodeSelector": {"played-by": "bench"}},
+            "source": {"bucket": bucket}, "filters": [main]});
         let pipeline = Pipeline::new("p", serde_json::from_value(spec).unwrap());
         self.api(namespace).create(&PostParams::default(), &pipeline).await.unwrap();
     }
@@ -132,7 +139,7 @@ impl Teams {
 
 /// None of them times out, and no namespace waits for the one that has most.
 pub async fn many_runs_at_once() {
-    let teams = Teams::new("many", RUNS.len(), FILES, Duration::ZERO).await;
+    let teams = Teams::new("many", RUNS.len(), FILES, Mode::PodPerFile, Duration::ZERO).await;
     let start = Instant::now();
     teams.create(&RUNS, &json!({"parallelism": 2})).await;
     println!("{} runs of {FILES} files created in {:.0?}:", RUNS.iter().sum::<usize>(), start.elapsed());
@@ -168,56 +175,131 @@ pub async fn many_runs_at_once() {
     teams.clear().await;
 }
 
-/// Statuses and Jobs that the operator writes while many runs are active.
+/// Statuses and Jobs that the operator writes while many runs are active. With Warm pods: with a pod per file, the API server would
+/// limit the files that are settled, and so the writes, to fewer than the budget.
 pub async fn writes_of_many_active_runs() {
-    // So much work that all of them are active, and so many files that all are for longer than writes are counted.
-    let teams = Teams::new("active", 4, 1_000, Duration::from_secs(15)).await;
+    // So many files that all runs are active for longer than writes are counted.
+    let teams = Teams::new("active", 4, 1_000, Mode::Warm, WORK).await;
     teams.create(&[ACTIVE / 4; 4], &json!({"parallelism": 1})).await;
     let active = async || Ok((teams.in_phase(Phase::Running).await >= ACTIVE).then_some(()));
     teams.lab.eventually("all runs are active", active).await;
     // Every run has had its first files.
     tokio::time::sleep(Duration::from_secs(15)).await;
-    let (before, start) = (writes(&teams.lab), Instant::now());
+    let (writes_before, settled_before, start) = (writes(&teams.lab), settled().await, Instant::now());
     tokio::time::sleep(COUNTED).await;
-    let rate = (writes(&teams.lab) - before) / start.elapsed().as_secs_f64();
-    println!("{ACTIVE} active runs write {rate:.0} statuses and Jobs a second (aim: < {WRITES_MAX})");
+    let (writes, settled) = (writes(&teams.lab) - writes_before, settled().await - settled_before);
+    let seconds = start.elapsed().as_secs_f64();
+    let (rate, demand) = (writes / seconds, settled / seconds);
+    println!(
+        "{ACTIVE} active runs write {rate:.0} statuses and Jobs a second (aim: < {WRITES_MAX}), and settle {demand:.0} files"
+    );
     assert_eq!(teams.in_phase(Phase::Running).await, ACTIVE, "all of them are still active");
     teams.clear().await;
     assert!(rate < WRITES_MAX);
+    // Each of them changes the counts of a run: otherwise there would be few writes without a budget, too.
+    assert!(demand > WRITES_MAX, "{demand:.0} files a second need no budget");
 }
 
-/// How fast the pods of one run come and go.
+/// How fast the pods of one run come and go, on nodes of KWOK: first all at once, then one after the other.
 pub async fn pods_come_and_go() {
     let mut lab = Lab::alone("pods").await;
-    let bucket = serve(vec![Folder::new("f/", 2 * PODS)], 1_000).await;
+    let of_kwok = ListParams::default().labels(&format!("{KWOK_MARK}=fake"));
+    let nodes = Api::<Node>::all(lab.testbed.client()).list(&of_kwok).await.unwrap().items.len();
+    assert!(nodes >= FAKE_NODES, "{nodes} fake nodes: start the cluster with --nodes 2 --kwok {FAKE_NODES}");
+    let bucket = serve(vec![Folder::new("f/", 3 * PODS)], 1_000).await;
     lab.set("LOG", "info");
     lab.set("ALLOWED_ENDPOINT_NETWORKS", "127.0.0.0/8");
     lab.restart_with("LISTEN", "127.0.0.1:18080").await;
     let source = json!({"bucket": {"endpoint": format!("http://{}", bucket.address), "prefix": "f/"}});
-    let nowhere = json!({"nodeSelector": {"played-by": "bench"}});
-    lab.pipeline(json!({"pod": nowhere, "source": source, "filters": [filter("main", &["copy"])]})).await;
+    let fake = json!({"nodeSelector": {KWOK_MARK: "fake"}, "tolerations": [{"key": KWOK_MARK, "operator": "Exists"}]});
+    lab.pipeline(json!({"pod": fake, "source": source, "filters": [filter("main", &["copy"])]})).await;
+
+    let kept_pending = KeptPending::pods_of(&lab);
+    let began = Instant::now();
     lab.run("r", json!({"execution": {"parallelism": PODS}})).await;
-    let created = rate_of(&lab, "openfilter_pods_created_total").await;
-    let suspend = Instant::now();
+    let created = rate_of(&lab, CREATED, 0.0).await;
+    let exist = async || Ok((metric(CREATED).await - metric(DELETED).await >= PODS as f64).then_some(()));
+    lab.eventually("all pods exist", exist).await;
+    until_none(&lab, "no pod waits for a node", ListParams::default().fields("spec.nodeName=")).await;
+    let placed = PODS as f64 / began.elapsed().as_secs_f64();
+    drop(kept_pending);
+
+    let suspended = Instant::now();
     lab.patch("r", json!({"spec": {"suspend": true}})).await;
-    let deleted = rate_of(&lab, "openfilter_pods_deleted_total").await;
+    until_none(&lab, "no pod is left", ListParams::default()).await;
+    let deleted = PODS as f64 / suspended.elapsed().as_secs_f64();
+
+    // From now on KWOK completes each pod as soon as it has a node.
+    let before = metric(DELETED).await;
+    lab.patch("r", json!({"spec": {"suspend": false}})).await;
+    let replaced = rate_of(&lab, DELETED, before).await;
+    println!("| {PODS} pods of one run, on {nodes} nodes of KWOK | pods/s |\n|---|---|");
+    println!("| created, until all exist | {created:.0} |");
+    println!("| placed on nodes, by the scheduler, from the creation of the run | {placed:.0} |");
+    println!("| deleted, from `suspend` until none is left | {deleted:.0} |");
     println!(
-        "| {PODS} pods of one run | pods/s |\n|---|---|\n| created | {created:.0} |\n| deleted | {deleted:.0} |"
+        "| replaced, each ends at once: created, placed, ended, settled and deleted | {replaced:.0} |\n"
     );
-    println!("suspended within {:.0?}", suspend.elapsed());
     lab.delete("r").await;
 }
 
-/// Pods a second, from the first to the last of [`PODS`].
-async fn rate_of(lab: &Lab, name: &str) -> f64 {
+/// Pods a second, from the first to the last of [`PODS`] that a counter gains.
+async fn rate_of(lab: &Lab, counter: &str, before: f64) -> f64 {
     let reaches = async |count: f64| {
-        let reached = async || Ok(Some(metric(name).await).filter(|found| *found >= count));
-        let found = lab.eventually(&format!("{name} is {count}"), reached).await;
+        let reached = async || Ok(Some(metric(counter).await).filter(|found| *found >= count));
+        let found = lab.eventually(&format!("{counter} is {count}"), reached).await;
         (found, Instant::now())
     };
-    let (first, start) = reaches(1.0).await;
-    let (last, end) = reaches(PODS as f64).await;
+    let (first, start) = reaches(before + 1.0).await;
+    let (last, end) = reaches(before + PODS as f64).await;
     (last - first) / end.duration_since(start).as_secs_f64()
+}
+
+/// Waits until there are no such pods.
+async fn until_none(lab: &Lab, what: &str, which: ListParams) {
+    let (pods, which) = (lab.api::<Pod>(), which.limit(1));
+    let none = async || {
+        let found = pods.list_metadata(&which).await.doing(|| "list the pods".to_owned())?;
+        Ok(found.items.is_empty().then_some(()))
+    };
+    lab.eventually(what, none).await;
+}
+
+/// Keeps the pods of a namespace pending until it is dropped. KWOK would complete pods of a Job at once, so that a thousand would
+/// never exist together. It does not try again what the API server refuses.
+struct KeptPending {
+    testbed: Testbed,
+    name: String,
+}
+
+impl KeptPending {
+    fn pods_of(lab: &Lab) -> Self {
+        let (testbed, namespace) = (lab.testbed.clone(), &lab.namespace.name);
+        let (api, name) = ("admissionregistration.k8s.io/v1", format!("kept-pending-{namespace}"));
+        let statuses = json!({"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"],
+            "resources": ["pods/status"]});
+        let policy = json!({"apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name},
+            "spec": {"matchConstraints": {"resourceRules": [statuses]},
+                "validations": [{"expression": "object.status.phase == 'Pending'"}]}});
+        let selector = json!({"matchLabels": {"kubernetes.io/metadata.name": namespace}});
+        let binding = json!({"apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"],
+                "matchResources": {"namespaceSelector": selector}}});
+        for object in [policy, binding] {
+            testbed.apply(&object.to_string()).unwrap();
+        }
+        Self { testbed, name }
+    }
+}
+
+impl Drop for KeptPending {
+    fn drop(&mut self) {
+        for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
+            let words = ["delete", kind, &self.name, "--ignore-not-found", "--wait=false"];
+            // One that stays concerns only a namespace that goes.
+            let _ = self.testbed.kubectl(&words, "");
+        }
+    }
 }
 
 /// Writes of runs and Jobs that the API server has taken, but for the creation of runs.
@@ -232,4 +314,9 @@ fn writes(lab: &Lab) -> f64 {
 /// Calls of Valkey that failed: one that times out would be among them.
 async fn errors() -> f64 {
     metrics("openfilter_valkey_errors_total").await.iter().sum()
+}
+
+/// Attempts at files that the operator has settled.
+async fn settled() -> f64 {
+    metrics("openfilter_files_settled_total").await.iter().sum()
 }

@@ -12,7 +12,12 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use testbed::{Doing, Fault, FaultyS3, Rule};
 
-use crate::harness::{Lab, condition, counts, is_degraded_by, is_in_phase, phase};
+use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, is_in_phase, phase};
+
+in_both_modes! {
+    an_operator_that_is_killed_again_and_again_loses_nothing
+    valkey_that_went_back_to_before_a_failure_is_told_of_it_again
+}
 
 pub fn of(run: &PipelineRun, count: impl Fn(&crds::v1alpha1::Counts) -> i64) -> i64 {
     run.status.as_ref().and_then(|status| status.counts.as_ref()).map_or(0, count)
@@ -50,24 +55,19 @@ pub async fn check_loss_was_told(lab: &Lab) {
 
 /// Killed again and again, whatever it does: in the middle of each page of the listing, and while files are processed,
 /// also between the creation of the Job and the status that tells of it. How far the listing is can be seen.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn an_operator_that_is_killed_again_and_again_loses_nothing() {
-    let mut lab = Lab::new("crash").await;
+async fn an_operator_that_is_killed_again_and_again_loses_nothing(mode: Mode) {
+    let mut lab = Lab::in_mode("crash", mode).await;
     lab.kill_operators().await;
+    // Without a pod for each, files take so long that many operators die meanwhile.
+    let (pods, good) = if mode == Mode::Warm { (2, "sleep 1") } else { (8, "copy") };
     // Three pages.
     lab.put_many("other/", 2_050, |_| String::new()).await;
-    lab.put_many(
-        "wanted/",
-        60,
-        |number| if number % 6 == 0 { "exit 1".to_owned() } else { "copy".to_owned() },
-    )
-    .await;
+    let content = |number: usize| if number.is_multiple_of(6) { "exit 1" } else { good };
+    lab.put_many("wanted/", 24, |number| content(number).to_owned()).await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
-    let mut bucket = lab.bucket();
-    bucket["endpoint"] = json!(proxy.url);
+    let bucket = lab.bucket_behind(&proxy);
     lab.pipeline(json!({"source": {"bucket": bucket, "include": ["wanted/*"]}})).await;
-    lab.run("r", json!({"execution": {"parallelism": 8, "maxAttempts": 2}})).await;
+    lab.run("r", json!({"execution": {"parallelism": pods, "maxAttempts": 2}})).await;
     // It finds more files than it could process, and is deleted after that.
     lab.run("all", json!({"source": {"include": ["**"]}})).await;
     for (listed, last) in [(1_000, "0999"), (2_000, "1999")] {
@@ -100,12 +100,13 @@ async fn an_operator_that_is_killed_again_and_again_loses_nothing() {
     }
     lab.start_operator();
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (60, 50, 10));
-    assert_eq!(lab.dead_letters("r").await.len(), 10);
+    assert_eq!(counts(&run), (24, 20, 4));
+    assert_eq!(lab.dead_letters("r").await.len(), 4);
+    lab.check_failures_shown(&run).await;
     assert_eq!(lab.jobs().await.remove(0).uid(), job.uid(), "it was adopted");
     // Those that work, and those whose creation a crash forgot before the watch showed them.
     assert!(
-        lab.witness.most_pods() <= 8 + 8,
+        lab.witness.most_pods() <= pods + pods,
         "more pods than parallelism and one crash explain: {}",
         lab.witness.most_pods()
     );
@@ -144,13 +145,13 @@ async fn an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next() 
 async fn two_operators_at_once_count_every_file_once() {
     let mut lab = Lab::new("two").await;
     lab.start_operator();
-    lab.put_many("", 30, |number| if number % 5 == 0 { "exit 1".to_owned() } else { "copy".to_owned() })
+    lab.put_many("", 15, |number| if number % 5 == 0 { "exit 1".to_owned() } else { "copy".to_owned() })
         .await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 6, "maxAttempts": 2}})).await;
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (30, 24, 6));
-    assert_eq!(lab.dead_letters("r").await.len(), 6);
+    assert_eq!(counts(&run), (15, 12, 3));
+    assert_eq!(lab.dead_letters("r").await.len(), 3);
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
     // One of them tells of the end; the other would do so when it looks again, after five seconds.
@@ -180,7 +181,7 @@ async fn a_leader_that_stands_still_is_followed_by_the_other_replica() {
     led_by(&lab, "first").await;
     lab.set("POD_NAME", "second");
     lab.start_operator();
-    lab.put_many("", 16, |_| "sleep 3".to_owned()).await;
+    lab.put_many("", 8, |_| "sleep 3".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 2}})).await;
     lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 2).await;
@@ -190,7 +191,7 @@ async fn a_leader_that_stands_still_is_followed_by_the_other_replica() {
     lab.until("r", "the other goes on", |run| of(run, |counts| counts.succeeded) > before).await;
     lab.signal_operator(0, "CONT");
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (16, 16, 0));
+    assert_eq!(counts(&run), (8, 8, 0));
     lab.witness.check_monotonic();
     lab.check_left_nothing(&run).await;
     assert!(!lab.operator_ended(0).await.success(), "it has lost what it led");
@@ -223,28 +224,35 @@ async fn valkey_that_went_back_to_before_the_listing_is_listed_into_again() {
     lab.check_left_nothing(&run).await;
 }
 
-/// A file that has failed is claimed again, by a pod that has ended long ago and is kept for its log.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn valkey_that_went_back_to_before_a_failure_is_told_of_it_again() {
-    let mut lab = Lab::new("unsettled").await;
+/// A file that has failed is claimed again: by a pod that has ended long ago and is kept for its log, or by one that works on
+/// another file by now.
+async fn valkey_that_went_back_to_before_a_failure_is_told_of_it_again(mode: Mode) {
+    let mut lab = Lab::in_mode("unsettled", mode).await;
     lab.put("bad", "exit 1").await;
-    lab.put("long", "sleep 40").await;
-    lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
-    // Both pods have their files, and no operator settles them.
+    lab.put("long", if mode == Mode::Warm { "sleep 5" } else { "sleep 15" }).await;
+    let main = filter("main", &["obey"]);
+    // One pod holds one file at a time here. Its first filter takes so long that the operator is gone before the second fails.
+    let (pods, filters) = match mode {
+        Mode::PodPerFile => (2, json!([main])),
+        Mode::Warm => (1, json!([filter("wait", &["sleep", "3"]), main])),
+    };
+    lab.pipeline(json!({"filters": filters})).await;
+    lab.run("r", json!({"execution": {"parallelism": pods, "maxAttempts": 1}})).await;
+    // All pods have a file, and no operator settles it.
     let handed_out = async || {
         let running = lab.meta("r", "epoch").await.is_some()
-            && lab.queue("r").await.stats().await.is_ok_and(|stats| stats.running == 2);
+            && lab.queue("r").await.stats().await.is_ok_and(|stats| stats.running == pods);
         Ok(running.then_some(()))
     };
-    lab.eventually("both files are handed out", handed_out).await;
+    lab.eventually("files are handed out", handed_out).await;
     lab.kill_operators().await;
     let before = backup(&lab).await;
     lab.start_operator();
     lab.until("r", "one has failed", |run| of(run, |counts| counts.failed) == 1).await;
-    let failed = lab.pod_that("it is kept", |pod| is_in_phase(pod, "Failed").then_some(())).await;
-    assert!(failed.metadata.deletion_timestamp.is_none(), "it is being removed");
+    if mode == Mode::PodPerFile {
+        let failed = lab.pod_that("it is kept", |pod| is_in_phase(pod, "Failed").then_some(())).await;
+        assert!(failed.metadata.deletion_timestamp.is_none(), "it is being removed");
+    }
     go_back_to(&lab, &before).await;
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (2, 1, 1));
@@ -303,9 +311,7 @@ async fn storage_that_fails_costs_attempts_and_never_a_file() {
     proxy.inject(Rule::every(Fault::Truncated(1), "/cut").method(Method::GET).times(1));
     proxy.inject(Rule::every(Fault::Missing, "/gone").method(Method::GET));
     proxy.inject(Rule::every(Fault::Forbidden, "/secret").method(Method::GET));
-    let mut bucket = lab.bucket();
-    bucket["endpoint"] = json!(proxy.url);
-    lab.pipeline(json!({"source": {"bucket": bucket}})).await;
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"maxAttempts": 2}})).await;
     let run = lab.finished("r").await;
     assert!(lab.witness.was_ever(|run| is_degraded_by(run, "CredentialsInvalid")), "the listing was refused");
@@ -329,9 +335,7 @@ async fn a_run_whose_storage_hangs_delays_no_other() {
     lab.put_many("", 3, |_| "copy".to_owned()).await;
     proxy.inject(Rule::every(Fault::SlowDown, "list-type=2").times(1));
     proxy.inject(Rule::every(Fault::Stuck, "list-type=2"));
-    let mut bucket = lab.bucket();
-    bucket["endpoint"] = json!(proxy.url);
-    lab.pipeline(json!({"source": {"bucket": bucket}})).await;
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("hangs", json!({})).await;
     lab.until("hangs", "it is being listed", |run| phase(run) == Some(Phase::Listing)).await;
     // A run is a snapshot: the Pipeline can be changed for the next.
@@ -350,10 +354,10 @@ async fn a_run_whose_storage_hangs_delays_no_other() {
 #[ignore = "needs the cluster"]
 async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another() {
     let mut lab = Lab::new("evicted").await;
-    lab.put_many("", 4, |_| "sleep 30".to_owned()).await;
+    lab.put_many("", 3, |_| "sleep 10".to_owned()).await;
     lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"parallelism": 4, "maxAttempts": 1}})).await;
-    lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 4).await;
+    lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
+    lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 3).await;
     let pods = lab.pods().await;
     let name = pods[0].metadata.name.clone().unwrap();
     // Once while the operator watches, and once while there is none.
@@ -378,5 +382,5 @@ async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another() {
     lab.eventually("the pod is gone", gone).await;
     lab.start_operator();
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (4, 4, 0));
+    assert_eq!(counts(&run), (3, 3, 0));
 }

@@ -1,22 +1,24 @@
 //! Pods that process many files: whatever ends, no file is lost, none is counted twice, and only a file whose own filter ended
 //! is charged.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
 use crds::v1alpha1::Phase;
+use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
 use serde_json::json;
-
+use testbed::services::S3_IP_URL;
 use testbed::{Fault, FaultyS3, Rule};
 
 use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, message, phase, running};
 
 /// A process of a pod, which runs on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Process {
+pub enum Process {
     Worker,
     Shim,
     Filter,
@@ -34,7 +36,7 @@ impl Process {
 }
 
 /// The processes of a run's pods: all of them have its id in their environment.
-fn processes(lab: &Lab, run: &str, process: Process) -> Vec<u32> {
+pub fn processes(lab: &Lab, run: &str, process: Process) -> Vec<u32> {
     let id = lab.run_id(run).to_string().into_bytes();
     let is_one = |pid: &u32| {
         let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
@@ -46,13 +48,37 @@ fn processes(lab: &Lab, run: &str, process: Process) -> Vec<u32> {
 }
 
 /// Ends a process as nothing else does; whether it was there.
-fn kill(pid: u32) -> bool {
+pub fn kill(pid: u32) -> bool {
     std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success()
+}
+
+/// Whether a process is there and has not ended.
+pub fn lives(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| !command.is_empty())
 }
 
 async fn one_of(lab: &Lab, run: &str, process: Process) -> u32 {
     let found = async || Ok(processes(lab, run, process).pop());
     lab.eventually(&format!("{run} has a {process:?}"), found).await
+}
+
+/// Waits until a request that begins so has reached a proxy.
+async fn is_asked(lab: &Lab, proxy: &FaultyS3, request: &str) {
+    let asked = async || Ok(proxy.seen().iter().any(|seen| seen.starts_with(request)).then_some(()));
+    lab.eventually(&format!("the storage is asked to {request}"), asked).await;
+}
+
+/// How often each file below a prefix was fetched through a proxy.
+fn fetches(lab: &Lab, proxy: &FaultyS3, prefix: &str) -> BTreeMap<String, usize> {
+    let folder = format!("GET /{}/", lab.bucket);
+    let mut fetches = BTreeMap::<String, usize>::new();
+    for request in proxy.seen() {
+        let key = request.strip_prefix(folder.as_str()).and_then(|rest| rest.split('?').next());
+        if let Some(key) = key.filter(|key| !key.is_empty() && key.starts_with(prefix)) {
+            *fetches.entry(key.to_owned()).or_default() += 1;
+        }
+    }
+    fetches
 }
 
 /// Three runs of one file each, of which something is killed while the filter works.
@@ -85,25 +111,114 @@ async fn a_killed_filter_or_shim_charges_its_file_and_a_killed_worker_charges_no
     lab.witness.check_monotonic();
 }
 
-/// Files that succeeded while no operator looked, in pods that are gone before one does.
+/// The worker is killed while it fetches, while a filter works, while it publishes, and after it reported while no operator
+/// looked.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_worker_that_is_killed_at_any_step_charges_no_file() {
+    let mut lab = Lab::in_mode("steps", Mode::Warm).await;
+    let proxy = FaultyS3::start(S3_IP_URL).await.unwrap();
+    let (source, mut sink) = (lab.bucket_behind(&proxy), lab.bucket_behind(&proxy));
+    sink["prefix"] = json!("results/");
+    lab.pipeline(json!({"source": {"bucket": source}, "sink": {"bucket": sink}})).await;
+    let fetch = format!("/{}/fetching/", lab.bucket);
+    let publish = format!("/{}/results/publishing/", lab.bucket);
+    proxy.inject(Rule::every(Fault::Stuck, &fetch).method(Method::GET));
+    proxy.inject(Rule::every(Fault::Stuck, &publish).method(Method::PUT));
+    let with_operator = ["filtering", "fetching", "publishing"];
+    for step in with_operator {
+        start_step(&lab, step).await;
+    }
+    // The only one that does not wait for the storage.
+    let filters = async || Ok((lab.reports("filtering", "started").await == 1).then_some(()));
+    lab.eventually("a filter works", filters).await;
+    assert!(kill(one_of(&lab, "filtering", Process::Worker).await), "filtering");
+    is_asked(&lab, &proxy, &format!("GET {fetch}")).await;
+    assert!(kill(one_of(&lab, "fetching", Process::Worker).await), "fetching");
+    is_asked(&lab, &proxy, &format!("PUT {publish}")).await;
+    assert!(kill(one_of(&lab, "publishing", Process::Worker).await), "publishing");
+    proxy.heal();
+    for step in with_operator {
+        check_step(&lab, step).await;
+    }
+
+    start_step(&lab, "reported").await;
+    let filters = async || Ok((lab.reports("reported", "started").await == 1).then_some(()));
+    lab.eventually("a filter works", filters).await;
+    lab.kill_operators().await;
+    let reported = async || Ok((lab.reports("reported", "succeeded").await == 1).then_some(()));
+    lab.eventually("its end is reported", reported).await;
+    assert!(kill(one_of(&lab, "reported", Process::Worker).await), "reported");
+    lab.start_operator();
+    check_step(&lab, "reported").await;
+    let fetched = fetches(&lab, &proxy, "reported/");
+    assert!(fetched.len() == 2 && fetched.values().all(|times| *times == 1), "each file once: {fetched:?}");
+    lab.witness.check_monotonic();
+}
+
+/// Starts a run over two files of its own, one at a time.
+async fn start_step(lab: &Lab, step: &str) {
+    lab.put_many(&format!("{step}/"), 2, |_| "sleep 2".to_owned()).await;
+    let execution = json!({"parallelism": 1, "maxAttempts": 1});
+    lab.run(step, json!({"source": {"prefix": format!("{step}/")}, "execution": execution})).await;
+}
+
+/// Both files of it succeed, and neither is at fault.
+async fn check_step(lab: &Lab, step: &str) {
+    let run = lab.finished(step).await;
+    assert_eq!((counts(&run), phase(&run)), ((2, 2, 0), Some(Phase::Succeeded)), "{step}");
+    assert_eq!(lab.tally(step, "retried").await, 0, "{step}: no file is at fault");
+}
+
+/// Results are published while filters work on the next file. Filters that die then charge that file only.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_shim_that_is_killed_while_an_earlier_file_is_published_charges_only_its_own() {
+    let lab = Lab::in_mode("uploads", Mode::Warm).await;
+    let proxy = FaultyS3::start(S3_IP_URL).await.unwrap();
+    // Of four files the only pod gets two at first.
+    for (key, content) in [("1-published", "copy"), ("2-killed", "sleep 4"), ("3", "copy"), ("4", "copy")] {
+        lab.put(&format!("in/{key}"), content).await;
+    }
+    let mut sink = lab.bucket_behind(&proxy);
+    sink["prefix"] = json!("results/");
+    lab.pipeline(json!({"source": {"bucket": {"prefix": "in/"}}, "sink": {"bucket": sink}})).await;
+    proxy.inject(Rule::every(Fault::Stuck, "/results/").method(Method::PUT));
+    lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 2}})).await;
+    is_asked(&lab, &proxy, &format!("PUT /{}/results/1-published/", lab.bucket)).await;
+    one_of(&lab, "r", Process::Filter).await;
+    // What has begun is reported at once, but not before it has.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(kill(one_of(&lab, "r", Process::Shim).await), "the shim");
+    // The worker would finish the upload, and report it. A pod is judged by what failed first, and its times are whole seconds.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert!(kill(one_of(&lab, "r", Process::Worker).await), "the worker");
+    proxy.heal();
+    let run = lab.finished("r").await;
+    assert_eq!((counts(&run), phase(&run)), ((4, 4, 0), Some(Phase::Succeeded)));
+    let (retried, disrupted) = (lab.tally("r", "retried").await, lab.tally("r", "disrupted").await);
+    assert_eq!((retried, disrupted), (1, 1), "one file was processed, and one was published");
+    lab.check_left_nothing(&run).await;
+    lab.witness.check_monotonic();
+}
+
+/// Files that succeeded while no operator looked, in pods that are gone before one does: none is fetched again.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn what_was_reported_counts_once_although_its_pod_is_gone() {
     let mut lab = Lab::in_mode("reported", Mode::Warm).await;
-    lab.put_many("", 40, |_| "sleep 0.2".to_owned()).await;
-    lab.pipeline(json!({})).await;
+    let proxy = FaultyS3::start(S3_IP_URL).await.unwrap();
+    lab.put_many("", 16, |_| "sleep 0.2".to_owned()).await;
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
     lab.until("r", "files are processed", |run| running(run) > 0).await;
     lab.kill_operators().await;
-    let mut reported = 0;
     // The pods go on until they have nothing more to do.
-    for _ in 0..100 {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        reported = lab.reports("r", "succeeded").await;
-        if processes(&lab, "r", Process::Filter).is_empty() && reported > 0 {
-            break;
-        }
-    }
+    let all_reported = async || {
+        let held = lab.queue("r").await.stats().await.unwrap().running;
+        Ok((lab.reports("r", "succeeded").await as u64 == held).then_some(held))
+    };
+    let reported = lab.eventually("all that pods hold is reported", all_reported).await;
     assert!(reported > 0, "something was reported");
     let before = lab.tally("r", "succeeded").await;
     for pod in lab.pods().await {
@@ -111,8 +226,12 @@ async fn what_was_reported_counts_once_although_its_pod_is_gone() {
     }
     lab.start_operator();
     let run = lab.finished("r").await;
-    assert_eq!((counts(&run), phase(&run)), ((40, 40, 0), Some(Phase::Succeeded)));
-    assert!(lab.tally("r", "succeeded").await >= before + reported as u64);
+    assert_eq!((counts(&run), phase(&run)), ((16, 16, 0), Some(Phase::Succeeded)));
+    assert!(lab.tally("r", "succeeded").await >= before + reported);
+    assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 0));
+    // A report that was read after its pod was judged would send the file to another pod.
+    let fetched = fetches(&lab, &proxy, "");
+    assert!(fetched.len() == 16 && fetched.values().all(|times| *times == 1), "each file once: {fetched:?}");
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
 }
@@ -179,52 +298,46 @@ async fn pods_are_replaced_after_as_many_files_as_they_may_process_whoever_looks
     lab.witness.check_monotonic();
 }
 
-/// A program with the password of a run's workers writes what is no report, again and again.
+/// A program with the password of a run's workers writes what is no report, again and again. Another run does not notice.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() {
     let lab = Lab::in_mode("flood", Mode::Warm).await;
-    lab.put_many("", 200, |_| "sleep 1".to_owned()).await;
+    lab.put_many("flooded/", 60, |_| "sleep 1".to_owned()).await;
+    lab.put_many("beside/", 8, |_| "sleep 2".to_owned()).await;
     lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"parallelism": 1}})).await;
-    lab.until("r", "files are processed", |run| running(run) > 0).await;
-    let (states, mut raw) = (lab.run_id("r").key("states"), lab.raw().await);
-    let flood = "x".repeat(900 << 10);
-    while phase(&lab.get("r").await) == Some(Phase::Running) {
-        redis::cmd("HSET").arg(&states).arg("1-1").arg(&flood).query_async::<u64>(&mut raw).await.unwrap();
+    for run in ["flooded", "beside"] {
+        let source = json!({"prefix": format!("{run}/")});
+        lab.run(run, json!({"source": source, "execution": {"parallelism": 1}})).await;
+    }
+    lab.until("flooded", "files are processed", |run| running(run) > 0).await;
+    let (user, password) = lab.workers_login("flooded").await;
+    let mut worker = lab.raw_as(&user, &password).await.unwrap();
+    let mut write = redis::cmd("HSET");
+    write.arg(lab.run_id("flooded").key("states")).arg("1-1").arg("x".repeat(900 << 10));
+    let mut written = 0;
+    while phase(&lab.get("flooded").await) == Some(Phase::Running) {
+        // The user goes before the run has ended.
+        if write.query_async::<u64>(&mut worker).await.is_err() {
+            break;
+        }
+        written += 1;
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    let run = lab.finished("r").await;
+    assert!(written >= 3, "{written} writes");
+    let run = lab.finished("flooded").await;
     assert_eq!(phase(&run), Some(Phase::Failed));
     assert_eq!(condition(&run, "Succeeded").1, "WorkersMisbehaving");
     assert!(message(&run, "Succeeded").contains("who uses its password"));
+    let beside = lab.finished("beside").await;
+    assert_eq!((counts(&beside), phase(&beside)), ((8, 8, 0), Some(Phase::Succeeded)));
+    // Nothing is written after the end, neither by who is connected nor by who connects.
+    assert!(write.query_async::<u64>(&mut worker).await.is_err(), "the connection still works");
+    assert!(lab.raw_as(&user, &password).await.is_err(), "the password still works");
     let traces = lab.traces().await;
-    assert!(!traces.iter().any(|trace| trace.starts_with("openfilter:")), "the user is gone: {traces:?}");
-    // This test does not write as that user, so that it may have written after the end.
-    redis::cmd("DEL").arg(&states).query_async::<u64>(&mut raw).await.unwrap();
+    let is_left = |trace: &String| trace.starts_with("openfilter:") || trace.ends_with(":states");
+    assert!(!traces.iter().any(is_left), "users and reports are gone: {traces:?}");
     assert!(lab.pods().await.is_empty());
-}
-
-/// Pods have the keys that they were started with, so those whose keys are refused make way for new ones.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt() {
-    let lab = Lab::in_mode("keys", Mode::Warm).await;
-    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
-    lab.put_many("", 20, |_| "sleep 0.5".to_owned()).await;
-    let mut bucket = lab.bucket();
-    bucket["endpoint"] = json!(proxy.url);
-    lab.pipeline(json!({"source": {"bucket": bucket}})).await;
-    lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
-    lab.until("r", "some are done", |run| running(run) > 0).await;
-    proxy.inject(Rule::every(Fault::Forbidden, &format!("/{}/", lab.bucket)));
-    lab.until("r", "the keys are reported", |run| is_degraded_by(run, "CredentialsInvalid")).await;
-    proxy.heal();
-    let run = lab.finished("r").await;
-    assert_eq!((counts(&run), phase(&run)), ((20, 20, 0), Some(Phase::Succeeded)));
-    assert_eq!(lab.tally("r", "retried").await, 0);
-    assert!(lab.witness.pods_ever("r") > 2, "new pods have the new keys");
-    lab.check_left_nothing(&run).await;
 }
 
 /// A filter that hangs is ended and charged; its pod goes on with the next file. Fewer pods are wanted while it does.
@@ -248,51 +361,4 @@ async fn a_filter_that_hangs_is_ended_and_a_pod_too_many_finishes_its_file() {
     assert_eq!(lab.tally("r", "retried").await, 1, "no other file is at fault");
     assert_eq!(lab.witness.pods_ever("r"), 2, "no pod is replaced");
     lab.check_left_nothing(&run).await;
-}
-
-/// Everything is killed again and again, at any moment.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn five_hundred_files_survive_fifty_kills() {
-    let mut lab = Lab::in_mode("storm", Mode::Warm).await;
-    lab.put_many("", 500, |_| "sleep 0.2".to_owned()).await;
-    lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"parallelism": 4, "maxAttempts": 20}})).await;
-    lab.until("r", "files are processed", |run| running(run) > 0).await;
-    let (mut kills, mut charging, mut round) = (0, 0, 0_u64);
-    while !phase(&lab.get("r").await).is_some_and(|phase| matches!(phase, Phase::Succeeded | Phase::Failed)) {
-        round += 1;
-        // A different moment and another victim each time, and the same ones in every run of the test.
-        tokio::time::sleep(Duration::from_millis(100 + round * 37 % 250)).await;
-        let victim = match round % 10 {
-            0 => {
-                lab.kill_operators().await;
-                lab.start_operator();
-                kills += 1;
-                continue;
-            }
-            1 => Process::Worker,
-            5 => Process::Shim,
-            _ => Process::Filter,
-        };
-        let found = processes(&lab, "r", victim);
-        if let Some(pid) = found.get(round as usize % found.len().max(1))
-            && kill(*pid)
-        {
-            kills += 1;
-            charging += u64::from(victim != Process::Worker);
-        }
-        assert!(round < 2_000, "it ends");
-    }
-    let run = lab.finished("r").await;
-    println!("{kills} kills in {round} rounds");
-    assert!(kills >= 50, "only {kills} kills");
-    assert_eq!((counts(&run), phase(&run)), ((500, 500, 0), Some(Phase::Succeeded)));
-    let retried = lab.tally("r", "retried").await;
-    assert!(
-        retried <= charging,
-        "{retried} attempts were charged, and {charging} filters or shims were killed"
-    );
-    lab.check_left_nothing(&run).await;
-    lab.witness.check_monotonic();
 }

@@ -1,47 +1,56 @@
 //! What every run of the cluster stands on breaks: Valkey, the API server, a node. These tests run alone, and so after all
 //! others: each of them in between would wait for those under way to end, and keep the next from starting.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crds::v1alpha1::PipelineRun;
+use crds::v1alpha1::{Phase, PipelineRun};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::harness::{Lab, Mode, condition, counts, is_degraded_by};
+use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, phase, running};
 use crate::storms::{check_loss_was_told, of};
+use crate::warm::{Process, kill, lives, processes};
+
+/// Files, and pods at once, of tests in which a node fails.
+const FILES: usize = 4;
+/// How long the storm of kills may take on a busy machine.
+const STORM_MAX: Duration = Duration::from_secs(480);
 
 in_both_modes! {
     valkey_killed_and_restarted_keeps_the_counts_and_goes_on
+    valkey_that_lost_everything_is_noticed_and_the_run_starts_over
     files_of_a_dead_node_are_processed_elsewhere
+    neither_a_drained_nor_a_rebooted_node_charges_a_file
 }
 
 /// Valkey is unavailable, comes back with what its log kept, and has forgotten its users.
 async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
     let lab = Lab::alone_in_mode("valkey", mode).await;
-    lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
+    let files = if mode == Mode::Warm { 20 } else { 10 };
+    lab.put_many("", files, |_| "sleep 1".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 4}})).await;
     lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
-    // The log is written once a second: what was done in the last one may be done again.
     lab.services.kill_valkey().await.unwrap();
     let down = lab.until("r", "Valkey is missed", |run| is_degraded_by(run, "QueueUnavailable")).await;
     assert!(of(&down, |counts| counts.succeeded) >= 3, "the last counts stay");
     assert_eq!(condition(&down, "Succeeded").0, "Unknown");
     lab.services.restart_valkey().await.unwrap();
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (20, 20, 0));
+    let files = files as i64;
+    assert_eq!(counts(&run), (files, files, 0));
     assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
     lab.check_left_nothing(&run).await;
 }
 
 /// Valkey has lost everything: the run says so, lists again, and never reports success on missing data.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over() {
-    let lab = Lab::alone("wiped").await;
+async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over(mode: Mode) {
+    let lab = Lab::alone_in_mode("wiped", mode).await;
+    let (files, good) = if mode == Mode::Warm { (12, "sleep 2") } else { (8, "sleep 1") };
     // The first is bad, and only then: the counts of the Job must not hold up the end when they go back.
-    lab.put_many("", 12, |number| if number == 0 { "exit 1".to_owned() } else { "sleep 1".to_owned() }).await;
+    lab.put_many("", files, |number| if number == 0 { "exit 1" } else { good }.to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
     let done =
@@ -50,7 +59,8 @@ async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over() {
     lab.put("0000", "copy").await;
     lab.services.wipe_valkey().await.unwrap();
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (12, 12, 0));
+    let files = files as i64;
+    assert_eq!(counts(&run), (files, files, 0));
     assert_eq!(run.status.as_ref().unwrap().recent_failures, [], "none of them failed in the end");
     check_loss_was_told(&lab).await;
     lab.check_left_nothing(&run).await;
@@ -61,7 +71,7 @@ async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over() {
 #[ignore = "needs the cluster"]
 async fn a_run_can_be_deleted_while_valkey_is_away() {
     let mut lab = Lab::alone("orphan").await;
-    lab.put_many("", 4, |_| "sleep 30".to_owned()).await;
+    lab.put_many("", 2, |_| "sleep 30".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({})).await;
     lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
@@ -82,7 +92,7 @@ async fn a_run_can_be_deleted_while_valkey_is_away() {
 #[ignore = "needs the cluster"]
 async fn a_paused_api_server_delays_and_loses_nothing() {
     let lab = Lab::alone("paused").await;
-    lab.put_many("", 20, |_| "sleep 1".to_owned()).await;
+    lab.put_many("", 12, |_| "sleep 1".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 4}})).await;
     lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
@@ -93,7 +103,68 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (20, 20, 0));
+    assert_eq!(counts(&run), (12, 12, 0));
+    lab.check_left_nothing(&run).await;
+    lab.witness.check_monotonic();
+}
+
+/// Operator, workers, shims, filters and Valkey are killed again and again, at any moment.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn five_hundred_files_survive_fifty_kills() {
+    let mut lab = Lab::alone_in_mode("storm", Mode::Warm).await;
+    lab.put_many("", 500, |_| "sleep 0.2".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4, "maxAttempts": 20}})).await;
+    lab.until("r", "files are processed", |run| running(run) > 0).await;
+    let start = Instant::now();
+    let (mut kills, mut of_valkey, mut charging, mut round) = (0, 0, 0, 0_u64);
+    while !phase(&lab.get("r").await).is_some_and(|phase| matches!(phase, Phase::Succeeded | Phase::Failed)) {
+        round += 1;
+        assert!(start.elapsed() < STORM_MAX, "it ends: {kills} kills in {round} rounds");
+        // A different moment and another victim each time, and the same ones in every run of the test.
+        tokio::time::sleep(Duration::from_millis(100 + round * 37 % 250)).await;
+        // Some of the others die while Valkey is unavailable.
+        match round % 40 {
+            17 => {
+                lab.services.kill_valkey().await.unwrap();
+                (kills, of_valkey) = (kills + 1, of_valkey + 1);
+                continue;
+            }
+            22 => lab.services.restart_valkey().await.unwrap(),
+            _ => {}
+        }
+        let victim = match round % 10 {
+            0 => {
+                lab.kill_operators().await;
+                lab.start_operator();
+                kills += 1;
+                continue;
+            }
+            1 => Process::Worker,
+            5 => Process::Shim,
+            _ => Process::Filter,
+        };
+        let found = processes(&lab, "r", victim);
+        if let Some(pid) = found.get(round as usize % found.len().max(1))
+            && kill(*pid)
+        {
+            kills += 1;
+            charging += u64::from(victim != Process::Worker);
+        }
+    }
+    // The run may have ended just before Valkey was killed.
+    lab.services.restart_valkey().await.unwrap();
+    let (run, took) = (lab.get("r").await, start.elapsed());
+    println!("{kills} kills, {of_valkey} of them of Valkey, in {round} rounds and {took:.0?}");
+    assert!(kills >= 50 && of_valkey >= 2, "only {kills} kills, {of_valkey} of Valkey");
+    assert_eq!((counts(&run), phase(&run)), ((500, 500, 0), Some(Phase::Succeeded)));
+    let retried = lab.tally("r", "retried").await;
+    // A process that is killed at its very end charges no file, and neither does a shim between two files.
+    assert!(
+        (charging / 2..=charging).contains(&retried),
+        "{retried} attempts were charged, and {charging} filters or shims were killed"
+    );
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
 }
@@ -101,7 +172,7 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
 /// The pods of a dead node hold files; after `pendingTimeout` others get them.
 async fn files_of_a_dead_node_are_processed_elsewhere(mode: Mode) {
     let lab = Lab::alone_in_mode("node", mode).await;
-    lab.put_many("", 6, |_| "sleep 30".to_owned()).await;
+    lab.put_many("", FILES, |_| "sleep 15".to_owned()).await;
     let victim = node_for_workers(&lab).await;
     processed_on(&lab, "r", &victim).await;
     lab.testbed.kill_node(&victim).unwrap();
@@ -112,20 +183,19 @@ async fn files_of_a_dead_node_are_processed_elsewhere(mode: Mode) {
 }
 
 /// Maintenance of a node: every pod on it is evicted, the node restarts, and takes pods again.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn neither_a_drained_nor_a_rebooted_node_charges_a_file() {
-    let mut lab = Lab::alone("maintained").await;
+async fn neither_a_drained_nor_a_rebooted_node_charges_a_file(mode: Mode) {
+    let mut lab = Lab::alone_in_mode("maintained", mode).await;
     // A container that was created and not started when its node went down stays so: the kubelet never starts it.
     lab.restart_with("START_TIMEOUT", "15s").await;
-    lab.put_many("", 6, |_| "sleep 15".to_owned()).await;
+    // Longer than the grace period of a pod.
+    lab.put_many("", FILES, |_| "sleep 15".to_owned()).await;
     let victim = node_for_workers(&lab).await;
     processed_on(&lab, "drained", &victim).await;
+    let cordoned = Cordoned::new(&lab, &victim);
     let drain = ["drain", &victim, "--force", "--ignore-daemonsets", "--delete-emptydir-data"];
-    let drained = lab.kubectl(&drain);
+    lab.kubectl(&drain).unwrap();
     let run = lab.finished("drained").await;
-    lab.kubectl(&["uncordon", &victim]).unwrap();
-    drained.unwrap();
+    drop(cordoned);
     check_none_is_charged(&lab, &run).await;
 
     processed_on(&lab, "rebooted", &victim).await;
@@ -134,6 +204,60 @@ async fn neither_a_drained_nor_a_rebooted_node_charges_a_file() {
     lab.testbed.restart_node(&victim).await.unwrap();
     check_none_is_charged(&lab, &lab.finished("rebooted").await).await;
     assert_eq!(lab.pods().await.len(), 0);
+}
+
+/// A partition: nothing ends the workers of a node whose kubelet cannot be reached. They go on with files that others have by
+/// then, and report them.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
+    let lab = Lab::alone_in_mode("partition", Mode::Warm).await;
+    lab.put_many("", 12, |_| "sleep 1".to_owned()).await;
+    let victim = node_for_workers(&lab).await;
+    lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
+    let pods = lab.filters_work("r", 2).await;
+    let workers = processes(&lab, "r", Process::Worker);
+    let _cordoned = Cordoned::new(&lab, &victim);
+    let paused = lab.testbed.pause_node(&victim).unwrap();
+    let lost: Vec<Pod> = pods.into_iter().filter(|pod| is_on(pod, &victim)).collect();
+    assert!(!lost.is_empty(), "no pod is on {victim}");
+    for pod in &lost {
+        lab.api::<Pod>().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
+    }
+    let replaced = async || Ok((lab.witness.pods_ever("r") >= 2 + lost.len()).then_some(()));
+    lab.eventually("the pods are replaced", replaced).await;
+    assert!(workers.iter().all(|worker| lives(*worker)), "the workers of the lost pods still run");
+    let run = lab.finished("r").await;
+    paused.resume();
+    assert_eq!((counts(&run), phase(&run)), ((12, 12, 0), Some(Phase::Succeeded)));
+    assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
+    lab.check_left_nothing(&run).await;
+    lab.witness.check_monotonic();
+    // The next test may want pods there.
+    lab.kubectl(&["wait", "--for=condition=Ready", &format!("node/{victim}"), "--timeout=60s"]).unwrap();
+}
+
+/// A node that takes no new pods until this is dropped, also by a panic.
+struct Cordoned<'a> {
+    lab: &'a Lab,
+    node: &'a str,
+}
+
+impl<'a> Cordoned<'a> {
+    fn new(lab: &'a Lab, node: &'a str) -> Self {
+        lab.kubectl(&["cordon", node]).unwrap();
+        Self { lab, node }
+    }
+}
+
+impl Drop for Cordoned<'_> {
+    fn drop(&mut self) {
+        let _ = self.lab.kubectl(&["uncordon", self.node]);
+    }
+}
+
+fn is_on(pod: &Pod, node: &str) -> bool {
+    pod.spec.as_ref().unwrap().node_name.as_deref() == Some(node)
 }
 
 /// The node without the backing services, and a Pipeline whose pods prefer it.
@@ -145,18 +269,18 @@ async fn node_for_workers(lab: &Lab) -> String {
     node
 }
 
-/// Starts a run whose six files are processed at once, some of them on this node.
+/// Starts a run whose files are all processed at once, some of them on this node.
 async fn processed_on(lab: &Lab, run: &str, node: &str) {
-    lab.run(run, json!({"execution": {"parallelism": 6, "pendingTimeout": "10s", "maxAttempts": 1}})).await;
-    let pods = lab.filters_work(run, 6).await;
-    let is_there = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.as_deref() == Some(node);
-    assert!(pods.iter().any(is_there), "no file is on {node}");
+    let execution = json!({"parallelism": FILES, "pendingTimeout": "10s", "maxAttempts": 1});
+    lab.run(run, json!({"execution": execution})).await;
+    let pods = lab.filters_work(run, FILES).await;
+    assert!(pods.iter().any(|pod| is_on(pod, node)), "no file is on {node}");
 }
 
-/// All six files succeeded, although some were disrupted.
+/// All files succeeded, although some were disrupted.
 async fn check_none_is_charged(lab: &Lab, run: &PipelineRun) {
     let name = run.name_any();
-    assert_eq!(counts(run), (6, 6, 0));
+    assert_eq!(counts(run), (FILES as i64, FILES as i64, 0));
     assert!(lab.tally(&name, "disrupted").await >= 1, "{name}: no disruption was noticed");
     assert_eq!(lab.tally(&name, "retried").await, 0, "{name}: no file is at fault");
 }

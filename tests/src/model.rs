@@ -69,6 +69,8 @@ pub enum Verdict {
 pub enum State {
     /// Its filters work on it.
     Started,
+    /// They succeeded, and its results are being published.
+    Publishing,
     /// It succeeded.
     Succeeded,
     /// It ended in any other way.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use storage::{Bucket, Keys};
+use storage::{AccessKeys, Bucket};
 use tempfile::TempDir;
 use testbed::images::{RECIPES, Source};
 use testbed::{Paths, S3};
@@ -96,7 +96,7 @@ pub fn bucket(url: &str, name: &str) -> Bucket {
         region: None,
         path_style: true,
         skip_tls_verify: false,
-        keys: Some(Keys { id: ACCESS_KEY.to_owned().into(), secret: SECRET_KEY.to_owned().into() }),
+        keys: Some(AccessKeys { id: ACCESS_KEY.to_owned().into(), secret: SECRET_KEY.to_owned().into() }),
         timeout: Duration::from_secs(20),
         max_attempts: 1,
         etag_is_md5: true,

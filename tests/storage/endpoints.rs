@@ -1,6 +1,6 @@
 //! Listings: every way to name a service works, and a service that says no is understood.
 
-use storage::{Keys, StorageError};
+use storage::{AccessKeys, StorageError};
 use tests::s3::{SECRET_KEY, TestS3};
 
 use crate::harness::{BUCKET, bucket, first_page, keys, store, with_hosts};
@@ -51,7 +51,7 @@ async fn wrong_keys_are_no_access_and_are_not_repeated() {
     let s3 = TestS3::start(BUCKET).await;
     let mut bucket = bucket(&s3.url);
     for (id, secret) in [("nobody", SECRET_KEY), (tests::s3::ACCESS_KEY, "wrong-hunter3")] {
-        bucket.keys = Some(Keys { id: id.to_owned().into(), secret: secret.to_owned().into() });
+        bucket.keys = Some(AccessKeys { id: id.to_owned().into(), secret: secret.to_owned().into() });
         let error = first_page(&bucket).await.unwrap_err();
         assert!(matches!(error, StorageError::NoAccess(_)), "{error:?}");
         assert!(!format!("{error:?} {error}").contains(secret), "{error:?}");

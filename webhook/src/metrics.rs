@@ -22,7 +22,7 @@ const BUCKETS: [f64; 15] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[allow(missing_docs)]
-pub enum Outcome {
+pub enum ReviewOutcome {
     Allowed,
     Warned,
     Patched,
@@ -152,7 +152,7 @@ impl Metrics {
     }
 
     /// A request was answered.
-    pub fn answered(&self, kind: Kind, step: &'static str, outcome: Outcome, took: Duration) {
+    pub fn answered(&self, kind: Kind, step: &'static str, outcome: ReviewOutcome, took: Duration) {
         let kind = kind.to_string();
         self.requests
             .get_or_create(&RequestLabels { kind: kind.clone(), step, outcome: outcome.into() })

@@ -24,7 +24,7 @@ use tracing::{debug, warn};
 
 use crate::admit::Admission;
 use crate::health::Health;
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::{Metrics, ReviewOutcome};
 use crate::review::{Answer, Request};
 
 /// An object and its old version, each as large as the API server accepts (3 MiB), and what is around them.
@@ -158,7 +158,7 @@ async fn answer(shared: Arc<Shared>, step: Step, kind: Kind, body: Body) -> Resp
         let _room = shared.room.take(body.size_hint().upper()).await;
         let body = match read(body, shared.limits.body).await {
             Ok(body) => body,
-            Err(malformed) => return (malformed, Outcome::Malformed),
+            Err(malformed) => return (malformed, ReviewOutcome::Malformed),
         };
         // After the body: whoever announces one and never sends it would hold up everybody. Waiting for a slot counts as
         // part of the answer: the API server's patience does.
@@ -168,7 +168,7 @@ async fn answer(shared: Arc<Shared>, step: Step, kind: Kind, body: Body) -> Resp
     let (response, outcome) = limited.await.unwrap_or_else(|_elapsed| {
         warn!(%kind, step = step.name(), "no answer in time");
         let message = format!("the webhook had no answer within {:?}; try again", shared.limits.answer);
-        (failure(StatusCode::SERVICE_UNAVAILABLE, &message), Outcome::Late)
+        (failure(StatusCode::SERVICE_UNAVAILABLE, &message), ReviewOutcome::Late)
     });
     shared.metrics.answered(kind, step.name(), outcome, started.elapsed());
     response
@@ -213,10 +213,12 @@ async fn read(mut body: Body, limit: Duration) -> Result<Bytes, Response> {
     }
 }
 
-async fn review(shared: &Shared, step: Step, kind: Kind, body: &[u8]) -> (Response, Outcome) {
+async fn review(shared: &Shared, step: Step, kind: Kind, body: &[u8]) -> (Response, ReviewOutcome) {
     let request = match Request::read(body, kind) {
         Ok(request) => request,
-        Err(error) => return (failure(StatusCode::BAD_REQUEST, &error.to_string()), Outcome::Malformed),
+        Err(error) => {
+            return (failure(StatusCode::BAD_REQUEST, &error.to_string()), ReviewOutcome::Malformed);
+        }
     };
     let (uid, title, operation, dry_run) =
         (request.uid.clone(), request.title(), request.operation, request.dry_run);
@@ -230,15 +232,15 @@ async fn review(shared: &Shared, step: Step, kind: Kind, body: &[u8]) -> (Respon
     (([(header::CONTENT_TYPE, "application/json")], review.to_string()).into_response(), outcome)
 }
 
-fn outcome(answer: &Answer) -> Outcome {
+fn outcome(answer: &Answer) -> ReviewOutcome {
     if !answer.allowed() {
-        Outcome::Denied
+        ReviewOutcome::Denied
     } else if answer.patch.as_ref().is_some_and(|patch| !patch.0.is_empty()) {
-        Outcome::Patched
+        ReviewOutcome::Patched
     } else if !answer.warnings.is_empty() {
-        Outcome::Warned
+        ReviewOutcome::Warned
     } else {
-        Outcome::Allowed
+        ReviewOutcome::Allowed
     }
 }
 

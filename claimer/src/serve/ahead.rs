@@ -1,13 +1,13 @@
 //! Fetches files before their turn, as far as bytes and disk allow.
 
-use std::cell::Cell;
 use std::convert::Infallible;
-use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use queue::Claim;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::task::{self, JoinHandle};
+use tokio::task::JoinHandle;
+use tokio_util::task::LocalPoolHandle;
 
 use super::reports::Reports;
 use super::room::{Room, Slot};
@@ -34,11 +34,12 @@ pub(super) struct FetchAhead {
     transfers: Arc<Transfers>,
     reports: Arc<Reports>,
     stop: Stop,
+    background: LocalPoolHandle,
     /// In KiB.
     bytes: Arc<Semaphore>,
     most: u32,
     /// Bytes that are being fetched, and may not be on the disk yet.
-    under_way: Rc<Cell<u64>>,
+    under_way: Arc<AtomicU64>,
 }
 
 impl FetchAhead {
@@ -47,11 +48,12 @@ impl FetchAhead {
         transfers: Arc<Transfers>,
         reports: Arc<Reports>,
         stop: Stop,
+        background: LocalPoolHandle,
         prefetch_bytes: u64,
     ) -> Self {
         let most = u32::try_from(prefetch_bytes / 1024).unwrap_or(u32::MAX).max(1);
         let bytes = Arc::new(Semaphore::new(most as usize));
-        Self { room, transfers, reports, stop, bytes, most, under_way: Rc::default() }
+        Self { room, transfers, reports, stop, background, bytes, most, under_way: Arc::default() }
     }
 
     /// Goes on as long as the pod lives.
@@ -65,7 +67,7 @@ impl FetchAhead {
             let share = Arc::clone(&self.bytes).acquire_many_owned(self.share_of(claim.file.size)).await;
             let Ok(share) = share else { break };
             number += 1;
-            let fetched = task::spawn_local(self.fetch(number, &claim, share));
+            let fetched = self.fetch(number, &claim, share);
             // The receiver is gone: the pod ends.
             if ready.send(Next { claim, fetched }).is_err() {
                 break;
@@ -77,26 +79,21 @@ impl FetchAhead {
 
     /// A file that is larger than all that may be fetched ahead, or for which the disk has too little space, is fetched alone.
     fn share_of(&self, size: u64) -> u32 {
-        if !self.room.has_space_for(self.under_way.get().saturating_add(size)) {
+        if !self.room.has_space_for(self.under_way.load(Ordering::Relaxed).saturating_add(size)) {
             return self.most;
         }
         u32::try_from(size / 1024 + 1).unwrap_or(u32::MAX).min(self.most)
     }
 
     /// A failure is reported at once, not in its turn: it says that the storage fails now. Its share is free for the next file.
-    fn fetch(
-        &self,
-        number: u64,
-        claim: &Claim,
-        share: OwnedSemaphorePermit,
-    ) -> impl Future<Output = Option<Fetched>> + use<> {
+    fn fetch(&self, number: u64, claim: &Claim, share: OwnedSemaphorePermit) -> JoinHandle<Option<Fetched>> {
         let (room, transfers, claim) = (self.room.clone(), Arc::clone(&self.transfers), claim.clone());
         let (reports, stop) = (Arc::clone(&self.reports), self.stop.clone());
-        let (under_way, size) = (Rc::clone(&self.under_way), claim.file.size);
-        under_way.set(under_way.get().saturating_add(size));
-        async move {
+        let (under_way, size) = (Arc::clone(&self.under_way), claim.file.size);
+        under_way.fetch_add(size, Ordering::Relaxed);
+        self.background.spawn_pinned(move || async move {
             let fetched = transfers.fetch(&room, number, &claim).await;
-            under_way.set(under_way.get().saturating_sub(size));
+            under_way.fetch_sub(size, Ordering::Relaxed);
             match fetched {
                 Ok(slot) => Some(Fetched { slot, share }),
                 Err(failure) => {
@@ -104,6 +101,6 @@ impl FetchAhead {
                     None
                 }
             }
-        }
+        })
     }
 }

@@ -13,11 +13,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::stream::{FuturesUnordered, StreamExt};
 use protocol::{Exit, State, TransferFailure};
 use queue::{Claim, EntryId, Reporter};
 use storage::Bucket;
 use tokio::sync::mpsc;
-use tokio::task::{self, JoinError, JoinSet, LocalSet};
+use tokio::task::{self, JoinError, JoinHandle, LocalSet};
+use tokio_util::task::LocalPoolHandle;
 
 use crate::claim::QueueSettings;
 use crate::exit::Failure;
@@ -67,6 +70,8 @@ pub struct ServeSettings {
     pub queue: QueueSettings,
     /// Where files come from.
     pub source: Bucket,
+    /// What the keys of files begin with.
+    pub source_prefix: String,
     /// Objects of it that the run has fetched before.
     pub source_canaries: Vec<String>,
     /// Where results go.
@@ -93,7 +98,7 @@ pub struct ServeSettings {
 
 /// Processes files until it is told to stop, has done enough or has no disk space left, and returns when all of them are settled.
 pub(crate) async fn serve(settings: ServeSettings) -> Result<(), Failure> {
-    // On one thread: there is far more to wait for than to compute.
+    // On one thread, apart from storage: there is far more to wait for than to compute.
     LocalSet::new().run_until(process_files(settings)).await
 }
 
@@ -111,6 +116,8 @@ async fn process_files(settings: ServeSettings) -> Result<(), Failure> {
         async move { reports.write(reporter).await }
     });
     let transfers = Arc::new(Transfers::of(&settings).await);
+    // Storage has a thread of its own: a filter that is ready for the next file does not wait behind the requests of others.
+    let background = LocalPoolHandle::new(1);
     let (files, handed_out) = mpsc::channel(HELD_MAX);
     // What is fetched before its turn is bounded by its bytes, and by how many files the operator hands to a pod.
     let (ready, next) = mpsc::unbounded_channel();
@@ -123,10 +130,11 @@ async fn process_files(settings: ServeSettings) -> Result<(), Failure> {
         transfers: Arc::clone(&transfers),
         reports: Arc::clone(&reports),
         stop: stop.clone(),
-        publishing: JoinSet::new(),
+        publishing: FuturesUnordered::new(),
+        background: background.clone(),
     };
     let (said, ending) = (Arc::clone(&reports), stop.clone());
-    let ahead = FetchAhead::new(Room::new(room), transfers, said, ending, *prefetch_bytes);
+    let ahead = FetchAhead::new(Room::new(room), transfers, said, ending, background, *prefetch_bytes);
     let outcome = tokio::select! {
         read = inbox::read(queue, &reports, files, &stop) => read.map_err(Failure::from),
         never = ahead.run(handed_out, ready) => match never {},
@@ -162,7 +170,8 @@ struct Work {
     transfers: Arc<Transfers>,
     reports: Arc<Reports>,
     stop: Stop,
-    publishing: JoinSet<()>,
+    publishing: FuturesUnordered<JoinHandle<()>>,
+    background: LocalPoolHandle,
 }
 
 impl Work {
@@ -187,9 +196,9 @@ impl Work {
             if outcome.is_err() {
                 break;
             }
-            while self.publishing.try_join_next().is_some() {}
+            while let Some(Some(_)) = self.publishing.next().now_or_never() {}
         }
-        while self.publishing.join_next().await.is_some() {}
+        while self.publishing.next().await.is_some() {}
         if outcome.is_ok() {
             let _ = tokio::time::timeout(SETTLED_WITHIN, self.reports.all_settled()).await;
         }
@@ -220,14 +229,17 @@ impl Work {
             self.reports.say(&claim.entry, State::Succeeded);
             return;
         }
+        // Its filters are done: one that dies from now on dies of another file. Said before the upload begins, and on this thread, so
+        // that it goes into the same write as the start of the next file, if that is here.
+        self.reports.say(&claim.entry, State::Publishing);
         let (transfers, reports) = (Arc::clone(&self.transfers), Arc::clone(&self.reports));
         let stop = self.stop.clone();
-        self.publishing.spawn_local(async move {
+        self.publishing.push(self.background.spawn_pinned(move || async move {
             match transfers.publish(&claim, &slot).await {
                 Ok(()) => reports.say(&claim.entry, State::Succeeded),
                 Err(failure) => say_failed(&reports, &stop, &claim.entry, failure),
             }
-        });
+        }));
     }
 }
 

@@ -10,8 +10,10 @@ use queue::{EntryId, Reporter};
 use storage::chain;
 use tokio::sync::Notify;
 
-/// Waits before a final word is repeated.
-const REPEAT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// The wait before a final word is repeated; it doubles each time.
+const REPEAT_FIRST: Duration = Duration::from_secs(2);
+/// No wait between two repetitions is longer.
+const REPEAT_LONGEST: Duration = Duration::from_secs(60);
 /// Wait after words that could not be written.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -37,9 +39,9 @@ impl Reports {
 
     /// Says how far a file is.
     pub(crate) fn say(&self, entry: &EntryId, state: State) {
-        let is_final = state != State::Started;
+        let is_final = state.is_final();
         let text = FileState { pod: self.pod.clone(), state }.to_string();
-        let word = Word { text, is_final, due: Instant::now(), wait: REPEAT.0 };
+        let word = Word { text, is_final, due: Instant::now(), wait: REPEAT_FIRST };
         self.lock().insert(entry.clone(), word);
         self.news.notify_one();
     }
@@ -94,7 +96,7 @@ impl Reports {
         let due = words.iter().filter(|(_, word)| word.due <= now);
         let due = due.map(|(entry, word)| (entry.clone(), word.text.clone())).collect();
         let next = words.values().map(|word| word.due.saturating_duration_since(now)).min();
-        (due, next.unwrap_or(REPEAT.1))
+        (due, next.unwrap_or(REPEAT_LONGEST))
     }
 
     fn written(&self, said: &[(EntryId, String)], now: Instant) {
@@ -103,9 +105,9 @@ impl Reports {
             // Something newer may have been said meanwhile.
             let Some(word) = words.get_mut(entry).filter(|word| word.text == *text) else { continue };
             // The operator judges a pod that is gone by what it had begun: that is said once more, much later.
-            let wait = if word.is_final { word.wait } else { REPEAT.1 };
+            let wait = if word.is_final { word.wait } else { REPEAT_LONGEST };
             word.due = now + wait;
-            word.wait = (wait * 2).min(REPEAT.1);
+            word.wait = (wait * 2).min(REPEAT_LONGEST);
         }
     }
 
@@ -132,11 +134,27 @@ mod tests {
         assert_eq!(due, [(entry("1-0"), "pod succeeded".to_owned())]);
         reports.written(&due, soon);
         assert!(reports.due(soon).0.is_empty(), "it was said");
-        assert_eq!(reports.due(soon + REPEAT.0).0.len(), 1, "once more");
+        assert_eq!(reports.due(soon + REPEAT_FIRST).0.len(), 1, "once more");
         reports.keep(&HashSet::from([entry("1-0")]));
-        assert_eq!(reports.due(soon + REPEAT.0).0.len(), 1, "it is not settled yet");
+        assert_eq!(reports.due(soon + REPEAT_FIRST).0.len(), 1, "it is not settled yet");
         reports.keep(&HashSet::new());
-        assert!(reports.due(soon + REPEAT.0).0.is_empty());
+        assert!(reports.due(soon + REPEAT_FIRST).0.is_empty());
+    }
+
+    /// As long as an upload takes, and without a second write for the file that begins in the same moment.
+    #[test]
+    fn a_file_that_is_being_published_is_reported_with_the_next_and_repeated_seldom() {
+        let reports = Reports::new("pod");
+        reports.say(&entry("1-0"), State::Publishing);
+        reports.say(&entry("2-0"), State::Started);
+        let soon = Instant::now() + Duration::from_millis(50);
+        let (mut due, _) = reports.due(soon);
+        due.sort();
+        let said = [(entry("1-0"), "pod publishing".to_owned()), (entry("2-0"), "pod started".to_owned())];
+        assert_eq!(due, said);
+        reports.written(&due, soon);
+        assert!(reports.due(soon + REPEAT_FIRST).0.is_empty(), "neither is final");
+        assert_eq!(reports.due(soon + REPEAT_LONGEST).0.len(), 2);
     }
 
     #[test]

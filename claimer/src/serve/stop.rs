@@ -1,21 +1,21 @@
 //! Whether the pod is to end: its files are finished or released, and no other is begun.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Shared by all tasks of the worker, which run on one thread.
+/// Shared by all tasks of the worker.
 #[derive(Clone, Default)]
-pub(super) struct Stop(Rc<Cell<bool>>);
+pub(super) struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     pub(super) fn is_set(&self) -> bool {
-        self.0.get()
+        self.0.load(Ordering::Relaxed)
     }
 
     /// Lets the pod end; the first reason is logged.
     pub(super) fn set(&self, why: &str) {
-        if !self.0.replace(true) {
+        if !self.0.swap(true, Ordering::Relaxed) {
             eprintln!("this pod ends: {why}");
         }
     }

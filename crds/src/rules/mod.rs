@@ -27,6 +27,7 @@ mod warm;
 pub use credentials::{BucketKeys, SecretProblem};
 pub use endpoint::{EndpointPolicy, METADATA};
 pub use pipeline_run::{FailureLimit, may_use};
+pub use reference::permits;
 pub use rule::Rule;
 pub(crate) use schema::field_names;
 pub use schema::{Kind, default};

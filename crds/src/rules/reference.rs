@@ -4,7 +4,7 @@ use super::path::Path;
 use super::rule::Rule;
 use super::violation::{Findings, quote};
 use super::{Context, names};
-use crate::v1alpha1::{GrantFromKind, GrantToKind, ReferenceGrant};
+use crate::v1alpha1::{GrantFromKind, GrantToKind, ReferenceGrant, ReferenceGrantSpec};
 
 /// Who refers to what.
 pub(super) struct Reference<'a> {
@@ -22,8 +22,9 @@ pub(super) fn check(field: &Path, reference: &Reference<'_>, context: &Context<'
         return;
     }
     let Some(grants) = context.grants else { return };
-    if !grants.iter().any(|grant| permits(grant, namespace, reference)) {
-        let Reference { from, from_namespace, to, to_name, .. } = reference;
+    let Reference { from, from_namespace, to, to_name, .. } = *reference;
+    let is_there = |grant: &ReferenceGrant| grant.metadata.namespace.as_deref() == Some(namespace);
+    if !grants.iter().any(|grant| is_there(grant) && permits(grant, from, from_namespace, to, to_name)) {
         let message = format!(
             "no ReferenceGrant in namespace {} lets a {from} of {} use {to} {}",
             quote(namespace),
@@ -42,14 +43,17 @@ pub(super) fn check(field: &Path, reference: &Reference<'_>, context: &Context<'
     }
 }
 
-fn permits(grant: &ReferenceGrant, namespace: &str, reference: &Reference<'_>) -> bool {
-    grant.metadata.namespace.as_deref() == Some(namespace)
-        && grant
-            .spec
-            .from
+/// Whether a grant lets objects of a namespace use the object with this name in the grant's own namespace.
+pub fn permits(
+    grant: &ReferenceGrant,
+    from: GrantFromKind,
+    from_namespace: &str,
+    to: GrantToKind,
+    to_name: &str,
+) -> bool {
+    let ReferenceGrantSpec { from: froms, to: tos } = &grant.spec;
+    froms.iter().any(|entry| entry.kind == from && entry.namespace == from_namespace)
+        && tos
             .iter()
-            .any(|from| from.kind == reference.from && from.namespace == reference.from_namespace)
-        && grant.spec.to.iter().any(|to| {
-            to.kind == reference.to && to.name.as_deref().is_none_or(|name| name == reference.to_name)
-        })
+            .any(|entry| entry.kind == to && entry.name.as_deref().is_none_or(|only| only == to_name))
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use queue::WorkerUser;
-use storage::Keys;
+use storage::AccessKeys;
 
 use super::RESYNC;
 use super::build::snapshot::{Credentials, Role, Snapshot};
@@ -47,7 +47,7 @@ impl Pass<'_> {
 
     /// The keys of the source, if those of all buckets are present and well-formed. Keys of other namespaces are copied, if a
     /// grant allows it.
-    pub async fn copy_credentials(&self, prepared: &Prepared) -> Result<Option<Keys>, Stop> {
+    pub async fn copy_credentials(&self, prepared: &Prepared) -> Result<Option<AccessKeys>, Stop> {
         self.check_grants(&prepared.snapshot)?;
         let (mut source, mut copies) = (None, Vec::new());
         for wanted in prepared.snapshot.secrets() {
@@ -145,11 +145,11 @@ impl Pass<'_> {
     }
 }
 
-fn keys(wanted: &Credentials, found: Option<&Secret>) -> Result<Keys, Obstacle> {
+fn keys(wanted: &Credentials, found: Option<&Secret>) -> Result<AccessKeys, Obstacle> {
     let Credentials { name, namespace, role } = wanted;
     match BucketKeys::read(found) {
         Ok(BucketKeys { id, secret }) => {
-            Ok(Keys { id: id.to_owned().into(), secret: secret.to_owned().into() })
+            Ok(AccessKeys { id: id.to_owned().into(), secret: secret.to_owned().into() })
         }
         Err(problem) => {
             let message = format!("the {} bucket: {}", role.as_ref(), problem.of(namespace, name));

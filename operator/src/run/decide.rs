@@ -157,6 +157,7 @@ mod tests {
             started: true,
             paused: None,
             age: Some(Duration::ZERO),
+            canary: None,
         }
     }
 

@@ -5,13 +5,13 @@ use kube::ResourceExt;
 use queue::{Failure, Fate};
 
 use super::pass::Pass;
-use crate::metrics::Outcome;
+use crate::metrics::FileOutcome;
 
 impl Pass<'_> {
     /// Logs the fate of a file under the outcome that it is counted as.
     pub fn log_decision(
         &mut self,
-        outcome: Option<Outcome>,
+        outcome: Option<FileOutcome>,
         fate: &Fate,
         failure: Option<&Failure>,
         pod: Option<&str>,
@@ -72,10 +72,10 @@ fn details(fate: &Fate) -> Details<'_> {
 }
 
 /// Whether people look for it in a log.
-fn is_decision(outcome: Outcome) -> bool {
+fn is_decision(outcome: FileOutcome) -> bool {
     match outcome {
-        Outcome::Retried | Outcome::Failed | Outcome::Disrupted | Outcome::Reclaimed => true,
-        Outcome::Succeeded | Outcome::Released => false,
+        FileOutcome::Retried | FileOutcome::Failed | FileOutcome::Disrupted | FileOutcome::Reclaimed => true,
+        FileOutcome::Succeeded | FileOutcome::Released => false,
     }
 }
 
@@ -101,8 +101,11 @@ mod tests {
 
     #[test]
     fn files_that_went_well_are_only_logged_at_debug() {
-        let at_info: Vec<Outcome> =
-            Outcome::ALL.into_iter().filter(|outcome| is_decision(*outcome)).collect();
-        assert_eq!(at_info, [Outcome::Retried, Outcome::Failed, Outcome::Reclaimed, Outcome::Disrupted]);
+        let at_info: Vec<FileOutcome> =
+            FileOutcome::ALL.into_iter().filter(|outcome| is_decision(*outcome)).collect();
+        assert_eq!(
+            at_info,
+            [FileOutcome::Retried, FileOutcome::Failed, FileOutcome::Reclaimed, FileOutcome::Disrupted]
+        );
     }
 }

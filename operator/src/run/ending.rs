@@ -15,7 +15,7 @@ use queue::{Closed, Ending, Finished, WorkerUser};
 use super::build::owner;
 use super::decide::End;
 use super::pass::{Next, Pass, Prepared, Stop};
-use super::status::{self, Outcome};
+use super::status::{self, RunOutcome};
 use super::workers::Removal;
 use super::{cleanup, publish};
 use crate::error::{Error, chain};
@@ -28,7 +28,7 @@ impl Pass<'_> {
     /// Ends the run, unless a file turned up that is not settled.
     pub async fn end_run(&mut self, prepared: &Prepared, end: End) -> Result<Next, Stop> {
         let start_time = self.known_start().or_else(|| self.report.start_time.clone());
-        let outcome = Outcome {
+        let outcome = RunOutcome {
             succeeded: end == End::Completed,
             reason: end.as_ref().to_owned(),
             completion_time: ended(start_time.as_ref(), Timestamp::now()),
@@ -61,7 +61,7 @@ impl Pass<'_> {
 
     /// Does all that is to be done once the queue is closed, and reports the end when no pod is left.
     pub async fn finish(&mut self, run_id: &RunId, finished: &Finished) -> Result<Next, Stop> {
-        let outcome = Outcome { partly_listed: !finished.listed, ..read_outcome(self.run, finished) };
+        let outcome = RunOutcome { partly_listed: !finished.listed, ..read_outcome(self.run, finished) };
         let counts = status::final_counts(&finished.counts);
         self.report.phase = Some(Phase::Running);
         self.report.counts = Some(counts);
@@ -127,10 +127,10 @@ fn ended(start: Option<&Time>, now: Timestamp) -> Time {
 }
 
 /// What was written down at the end; a text that cannot be read still has its counts.
-fn read_outcome(run: &PipelineRun, finished: &Finished) -> Outcome {
+fn read_outcome(run: &PipelineRun, finished: &Finished) -> RunOutcome {
     serde_json::from_str(&finished.outcome).unwrap_or_else(|error| {
         tracing::warn!(run = %run.name_any(), error = chain(&error), "the outcome in the ledger cannot be read");
-        Outcome {
+        RunOutcome {
             succeeded: finished.counts.failed == 0 && finished.counts.total > 0,
             reason: "Restored".to_owned(),
             start_time: None,

@@ -14,13 +14,33 @@ use serde_json::{Value, json};
 use super::build::pod::Recipe;
 use super::build::{job, owner};
 use super::pass::{Pass, Prepared, Stop};
-use super::status::Outcome;
+use super::status::RunOutcome;
 use crate::error::{Error, Obstacle, Reason, chain, is_refusal, refused};
 use crate::names::MANAGER;
 use crate::pods::Stage;
 
 /// How long a Job that was just created may be missing from the watch before it is asked for again.
 const JOB_SHOWN_WITHIN: Duration = Duration::from_secs(10);
+
+/// The last try to write the status of a Job that goes on.
+pub struct JobWrite {
+    status: Value,
+    suspended: bool,
+    has_succeeded: bool,
+    at: Instant,
+}
+
+impl JobWrite {
+    /// How long the next one has to wait. Tools that suspend Jobs wait for the condition that says so, and for nothing else.
+    fn is_followed_after(&self, suspended: bool, every: Duration, now: Instant) -> Option<Duration> {
+        let left = every.saturating_sub(now.saturating_duration_since(self.at));
+        Some(left).filter(|left| suspended == self.suspended && !left.is_zero())
+    }
+
+    fn wrote(&self, status: &Value) -> bool {
+        self.has_succeeded && self.status == *status
+    }
+}
 
 impl Pass<'_> {
     /// The Job of the run: what the watch shows, or a new one. `None` while an old one is being deleted.
@@ -94,8 +114,16 @@ impl Pass<'_> {
         Ok(Arc::new(patched.map_err(Error::kubernetes("change the parallelism of the Job"))?))
     }
 
-    /// Writes the Job's status while the run goes on.
-    pub async fn publish_job(&mut self, shown: &Job, counts: Counts, suspended: bool) -> Result<(), Error> {
+    /// Writes the Job's status while the run goes on: that it is suspended at once, its counts now and then. Returns when they
+    /// are due, if it is too early for them.
+    pub async fn publish_job(&mut self, shown: &Job, suspended: bool) -> Option<Duration> {
+        let counts = self.report.counts?;
+        let every = self.ctx.publish_job_every();
+        let last = self.memory.job_write.as_ref();
+        let early = last.and_then(|last| last.is_followed_after(suspended, every, self.now));
+        if early.is_some() {
+            return early;
+        }
         let alive = self.view.pods.iter().filter(|pod| pod.is_alive());
         let (active, ready) = alive.fold((0, 0), |(active, ready), pod| {
             (active + 1, ready + i32::from(pod.stage == Stage::Working))
@@ -130,14 +158,18 @@ impl Pass<'_> {
         if let Some(start_time) = start_time.filter(|_| !suspended) {
             status["startTime"] = json!(start_time);
         }
-        match self.patch_job_status(shown, status).await {
-            // Nothing depends on it while the run goes on.
-            Err(error) => {
-                tracing::debug!(error = chain(&error), "the status of the Job was not written");
-                Ok(())
-            }
-            written => written,
+        if self.memory.job_write.as_ref().is_some_and(|last| last.wrote(&status)) {
+            return None;
         }
+        let written = self.patch_job_status(shown, &status).await;
+        if let Err(error) = &written {
+            // Nothing depends on it while the run goes on.
+            tracing::debug!(error = chain(error), "the status of the Job was not written");
+        }
+        // A write that failed counts as well: an API server that is overloaded is not asked again in every pass.
+        let has_succeeded = written.is_ok();
+        self.memory.job_write = Some(JobWrite { status, suspended, has_succeeded, at: Instant::now() });
+        None
     }
 
     /// Writes how the Job ended: in the same pass as the run.
@@ -145,7 +177,7 @@ impl Pass<'_> {
         &mut self,
         shown: &Job,
         counts: Counts,
-        outcome: &Outcome,
+        outcome: &RunOutcome,
         message: &str,
     ) -> Result<(), Error> {
         // What the watch has shown may be older than what was written last, and the counts must not go back.
@@ -156,8 +188,7 @@ impl Pass<'_> {
         else {
             return Ok(());
         };
-        self.memory.job_status = None;
-        match self.patch_job_status(&shown, final_status(&shown, counts, outcome, message)).await {
+        match self.patch_job_status(&shown, &final_status(&shown, counts, outcome, message)).await {
             // The run ends even if the API server refuses the Job's last status. A right that is missing may come back.
             Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
             {
@@ -168,17 +199,11 @@ impl Pass<'_> {
         }
     }
 
-    async fn patch_job_status(&mut self, shown: &Job, status: Value) -> Result<(), Error> {
-        if self.memory.job_status.as_ref() == Some(&status) {
-            return Ok(());
-        }
+    async fn patch_job_status(&self, shown: &Job, status: &Value) -> Result<(), Error> {
         let api: Api<Job> = self.ctx.api(self.run);
         let patch = Patch::Merge(json!({"status": status}));
         match api.patch_status(&shown.name_any(), &PatchParams::default(), &patch).await {
-            Ok(_) => {
-                self.memory.job_status = Some(status);
-                Ok(())
-            }
+            Ok(_) => Ok(()),
             // Deleted by hand or by its time to live.
             Err(kube::Error::Api(error)) if error.code == 404 => Ok(()),
             Err(error) => Err(Error::kubernetes("write the status of the Job")(error)),
@@ -212,9 +237,9 @@ fn never_less(counts: Counts, shown: &Job) -> (i64, i64) {
     (counts.succeeded.max(succeeded.unwrap_or(0).into()), counts.failed.max(failed.unwrap_or(0).into()))
 }
 
-fn final_status(shown: &Job, counts: Counts, outcome: &Outcome, message: &str) -> Value {
+fn final_status(shown: &Job, counts: Counts, outcome: &RunOutcome, message: &str) -> Value {
     let (all_succeeded, all_failed) = never_less(counts, shown);
-    let Outcome { succeeded, reason, start_time, completion_time, .. } = outcome;
+    let RunOutcome { succeeded, reason, start_time, completion_time, .. } = outcome;
     let condition = |type_: &str| {
         json!({"type": type_, "status": "True", "reason": reason, "message": message,
             "lastTransitionTime": completion_time, "lastProbeTime": completion_time})
@@ -234,4 +259,24 @@ fn final_status(shown: &Job, counts: Counts, outcome: &Outcome, message: &str) -
         status["completionTime"] = json!(completion_time);
     }
     status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_a_job_wait_and_its_suspension_does_not() {
+        let (at, every) = (Instant::now(), Duration::from_secs(5));
+        let written = JobWrite { status: json!({"active": 1}), suspended: false, has_succeeded: true, at };
+        let waits =
+            |suspended, after| written.is_followed_after(suspended, every, at + Duration::from_secs(after));
+        assert_eq!(waits(false, 1), Some(Duration::from_secs(4)));
+        assert_eq!((waits(false, 5), waits(false, 60)), (None, None), "they are due");
+        assert_eq!(waits(true, 0), None, "at once");
+        assert!(written.wrote(&json!({"active": 1})) && !written.wrote(&json!({"active": 2})));
+        let failed = JobWrite { has_succeeded: false, ..written };
+        assert!(!failed.wrote(&json!({"active": 1})), "it is tried again, when it is due");
+        assert_eq!(failed.is_followed_after(false, every, at), Some(every), "and not before");
+    }
 }

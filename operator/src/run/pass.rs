@@ -175,13 +175,14 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The counts of the queue, which also knows the age of the run. A queue that an older version opened, or that was lost,
-    /// does not: it learns it from the status, once.
+    /// The counts of the queue, which also knows the age of the run and a file that could be fetched. A queue that an older version
+    /// opened, or that was lost, does not know the age: it learns it from the status, once.
     pub async fn read_stats(&mut self, prepared: &Prepared) -> Result<Stats, Stop> {
         let mut stats = prepared.queue.stats().await?;
         if stats.age.is_none() {
             stats.age = Some(prepared.queue.begin(age(self.run, Timestamp::now())).await?);
         }
+        self.memory.canaries.recall(stats.canary.as_deref(), self.now);
         self.report.skipped = stats.skipped;
         Ok(stats)
     }

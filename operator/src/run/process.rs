@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use crds::v1alpha1::Phase;
-use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
 use queue::{Pause, Stats};
 
@@ -59,6 +58,7 @@ impl Pass<'_> {
                 false => self.hand_out(prepared).await?,
             }
         }
+        let mut publish_job_in = None;
         let mut more = settled.again || settled.removable.len() == BATCH;
         if let Some(job) = &job {
             self.report.job_name = Some(job.name_any());
@@ -66,7 +66,7 @@ impl Pass<'_> {
                 self.create_pods(job, create).await?;
                 more |= create > BATCH as u64;
             }
-            self.publish_job_if_due(job, suspended).await?;
+            publish_job_in = self.publish_job(job, suspended).await;
         }
         if settled.tried > 0 || self.view.pods.iter().any(|pod| pod.stage == Stage::Working) {
             self.memory.creation.workers_claim(Instant::now());
@@ -83,6 +83,7 @@ impl Pass<'_> {
             stuck_timeout(self.ctx.settings.start_timeout, self.view, self.now),
             self.late_start(),
             self.next_reports(&stats),
+            publish_job_in,
         ];
         let soonest = waits.into_iter().flatten().min().unwrap_or(RESYNC).max(GATHER);
         Ok(Next::Within(if more { Duration::ZERO } else { soonest }))
@@ -152,17 +153,6 @@ impl Pass<'_> {
             self.memory.creation.verified(&listed, now);
         }
         Ok(())
-    }
-
-    /// The Job's status is written as often as the run's.
-    async fn publish_job_if_due(&mut self, job: &Job, suspended: bool) -> Result<(), Error> {
-        let written = self.memory.published.as_ref().map(|(_, written)| written);
-        match self.report.counts {
-            Some(counts) if written.is_none_or(|written| written.elapsed() >= self.ctx.publish_every()) => {
-                self.publish_job(job, counts, suspended).await
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Removes pods that process no file: none may be started, or not so many at once. Those without a file go first; the file

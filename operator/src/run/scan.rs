@@ -14,7 +14,7 @@ use super::pass::{Pass, Prepared};
 use super::settle::outcome;
 use super::verdict;
 use crate::error::Error;
-use crate::metrics::Outcome;
+use crate::metrics::FileOutcome;
 use crate::pods::WorkerPod;
 
 impl Pass<'_> {
@@ -79,7 +79,7 @@ impl Pass<'_> {
                 self.announce_failure(file, &verdict::vanished("of the file"), None);
             }
             let outcome = outcome(fate).map(|outcome| match outcome {
-                Outcome::Retried | Outcome::Disrupted => Outcome::Reclaimed,
+                FileOutcome::Retried | FileOutcome::Disrupted => FileOutcome::Reclaimed,
                 other => other,
             });
             if let Some(outcome) = outcome {
@@ -93,7 +93,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Of the files of a pod that processed many, only the one that it worked on was disrupted.
+    /// Of the files of a pod that processed many, only those that it worked on or published were disrupted.
     async fn release_what_was_not_begun(
         &mut self,
         prepared: &Prepared,
@@ -102,7 +102,7 @@ impl Pass<'_> {
         let names: Vec<String> = absent.iter().cloned().collect();
         let claims = prepared.queue.claims_of(&names).await?;
         let begun = self.begun(prepared, &claims).await?;
-        let waiting = claims.iter().filter(|claim| !begun.contains(&claim.entry));
+        let waiting = claims.iter().filter(|claim| !begun.contains_key(&claim.entry));
         let waiting: Vec<_> = waiting.map(released).collect();
         self.settle_entries(prepared, &waiting).await
     }

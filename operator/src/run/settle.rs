@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use queue::{Disruption, EntryId, Failure, Fate, Settlement, Verdict};
+use queue::{Disruption, EntryId, Failure, Fate, Pending, Settlement, Verdict};
 
 use super::RESYNC;
 use super::pass::{Pass, Prepared};
-use super::verdict::{self, Cause, Judgement, Moment};
+use super::verdict::{self, Begun, Cause, Judgement, Moment};
 use super::warm::TakenReports;
 use super::workers::BATCH;
 use crate::error::Error;
-use crate::metrics::Outcome;
+use crate::metrics::FileOutcome;
 use crate::pods::{Stage, WorkerPod};
 
 /// How much longer than its grace period a pod may take to go before its node counts as lost.
@@ -48,14 +48,31 @@ struct Ended {
 }
 
 /// Under which outcome a fate is counted; `None` if another operator settled the file and has counted it.
-pub fn outcome(fate: &Fate) -> Option<Outcome> {
+pub fn outcome(fate: &Fate) -> Option<FileOutcome> {
     match fate {
-        Fate::Succeeded => Some(Outcome::Succeeded),
-        Fate::Retrying { .. } => Some(Outcome::Retried),
-        Fate::DeadLettered { .. } => Some(Outcome::Failed),
-        Fate::Disrupted { .. } => Some(Outcome::Disrupted),
-        Fate::Released => Some(Outcome::Released),
+        Fate::Succeeded => Some(FileOutcome::Succeeded),
+        Fate::Retrying { .. } => Some(FileOutcome::Retried),
+        Fate::DeadLettered { .. } => Some(FileOutcome::Failed),
+        Fate::Disrupted { .. } => Some(FileOutcome::Disrupted),
+        Fate::Released => Some(FileOutcome::Released),
         Fate::Ignored => None,
+    }
+}
+
+/// Whether a pod that processes one file has processed this one: the one that it reported or, without a report, its first.
+fn is_the_file_of(claim: &Pending, judgement: &Judgement, served: &HashMap<String, EntryId>) -> bool {
+    judgement.tried
+        && judgement.entry.as_ref().is_none_or(|entry| *entry == claim.entry)
+        && !served.contains_key(&claim.consumer)
+}
+
+/// Notes the file that the filters of a pod worked on or, if they worked on none, one that it was publishing.
+fn note_served(served: &mut HashMap<String, EntryId>, claim: &Pending, begun: Option<Begun>) {
+    let (pod, entry) = (claim.consumer.clone(), claim.entry.clone());
+    match begun {
+        Some(Begun::Filtering) => drop(served.insert(pod, entry)),
+        Some(Begun::Publishing) => drop(served.entry(pod).or_insert(entry)),
+        None => {}
     }
 }
 
@@ -220,26 +237,17 @@ impl Pass<'_> {
         let mut settlements = Vec::with_capacity(claims.len());
         for claim in claims {
             let Some(Ended { judgement, .. }) = ended.get(&claim.consumer) else { continue };
-            let reported = judgement.entry.as_ref();
-            let processed = match &begun {
-                Some(begun) => begun.contains(&claim.entry),
-                None => {
-                    judgement.tried
-                        && reported.is_none_or(|entry| *entry == claim.entry)
-                        && !served.contains_key(&claim.consumer)
+            let verdict = match &begun {
+                Some(begun) => {
+                    let begun = begun.get(&claim.entry).copied();
+                    note_served(&mut served, &claim, begun);
+                    verdict::of_held(begun, &claim.consumer, judgement)
                 }
-            };
-            let verdict = if processed {
-                served.insert(claim.consumer.clone(), claim.entry.clone());
-                match &begun {
-                    // A worker that ends well has said what became of every file: what it said of this one is lost.
-                    Some(_) if judgement.verdict == Verdict::Succeeded => {
-                        verdict::of_silence(&claim.consumer)
-                    }
-                    _ => judgement.verdict.clone(),
+                None if is_the_file_of(&claim, judgement, &served) => {
+                    served.insert(claim.consumer.clone(), claim.entry.clone());
+                    judgement.verdict.clone()
                 }
-            } else {
-                Verdict::Released
+                None => Verdict::Released,
             };
             settlements.push(Settlement { entry: claim.entry, consumer: claim.consumer, verdict });
         }

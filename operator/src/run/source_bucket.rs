@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crds::v1alpha1::Bucket;
-use storage::{AddressGuard, Keys};
+use storage::{AccessKeys, AddressGuard};
 
 use crate::args::Settings;
 use crate::error::{Obstacle, Reason};
@@ -17,7 +17,7 @@ const ATTEMPTS_MAX: u32 = 6;
 pub fn source_bucket(
     settings: &Settings,
     bucket: &Bucket,
-    keys: Option<Keys>,
+    keys: Option<AccessKeys>,
 ) -> Result<storage::Bucket, Obstacle> {
     let endpoint = Some(bucket.endpoint.as_str()).filter(|endpoint| !endpoint.is_empty());
     let endpoint = endpoint.map(storage::parse_endpoint).transpose();

@@ -31,13 +31,13 @@ pub struct Report {
     /// The newest files that failed for good.
     pub recent_failures: Option<Vec<FailedFile>>,
     /// How the run ended.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<RunOutcome>,
 }
 
 /// How a run ended. It is written into the ledger as JSON, so that a run that is created again gets its status back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
+pub struct RunOutcome {
     /// Whether it succeeded.
     pub succeeded: bool,
     /// Why it ended, in one word.
@@ -70,8 +70,8 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
     let counts = report.counts.or(old.counts);
     let outcome = report.outcome.as_ref();
     let phase = match outcome {
-        Some(Outcome { succeeded: true, .. }) => Phase::Succeeded,
-        Some(Outcome { succeeded: false, .. }) => Phase::Failed,
+        Some(RunOutcome { succeeded: true, .. }) => Phase::Succeeded,
+        Some(RunOutcome { succeeded: false, .. }) => Phase::Failed,
         None => report.phase.or(old.phase).unwrap_or_default(),
     };
     // While Valkey does not say how many, those that it said last stay.
@@ -169,7 +169,7 @@ fn is_none(count: &u64) -> bool {
 }
 
 /// How a run ended, in words.
-pub fn end_in_words(outcome: &Outcome, counts: Counts) -> String {
+pub fn end_in_words(outcome: &RunOutcome, counts: Counts) -> String {
     let ended = how_it_ended(outcome, counts);
     match outcome.skipped_files {
         0 => ended,
@@ -177,7 +177,7 @@ pub fn end_in_words(outcome: &Outcome, counts: Counts) -> String {
     }
 }
 
-fn how_it_ended(outcome: &Outcome, counts: Counts) -> String {
+fn how_it_ended(outcome: &RunOutcome, counts: Counts) -> String {
     if outcome.reason == End::NoFilesFound.as_ref() {
         "no file of the bucket matches prefix, include and exclude".to_owned()
     } else if outcome.reason == End::TooManyFiles.as_ref() {
@@ -231,7 +231,7 @@ fn conditions(
     let stalled = report.obstacle.as_ref().is_some_and(|obstacle| obstacle.reason.is_stalled());
     let word = phase.to_string();
     let said = match (ended, obstacle) {
-        (Some(Outcome { succeeded: true, reason, .. }), _) => vec![
+        (Some(RunOutcome { succeeded: true, reason, .. }), _) => vec![
             Said("Progressing", "False", reason, told),
             Said("Succeeded", "True", reason, told),
             Said("Degraded", "False", reason, told),
@@ -239,7 +239,7 @@ fn conditions(
             Said("Reconciling", "False", reason, told),
             Said("Stalled", "False", reason, told),
         ],
-        (Some(Outcome { succeeded: false, reason, .. }), _) => vec![
+        (Some(RunOutcome { succeeded: false, reason, .. }), _) => vec![
             Said("Progressing", "False", reason, told),
             Said("Succeeded", "False", reason, told),
             Said("Degraded", "True", reason, told),
@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn an_end_is_told_to_people_and_to_tools() {
         let counts = Counts { total_files: 2, queued: 0, running: 0, succeeded: 1, failed: 1 };
-        let outcome = |succeeded, reason: &str| Outcome {
+        let outcome = |succeeded, reason: &str| RunOutcome {
             succeeded,
             reason: reason.to_owned(),
             start_time: Some(at(0)),
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_run_whose_workers_misbehaved_says_what_to_do() {
-        let outcome = Outcome {
+        let outcome = RunOutcome {
             succeeded: false,
             reason: End::WorkersMisbehaving.as_ref().to_owned(),
             start_time: None,
@@ -435,7 +435,7 @@ mod tests {
 
     #[test]
     fn a_run_with_too_many_files_says_how_many_and_what_to_change() {
-        let outcome = Outcome {
+        let outcome = RunOutcome {
             succeeded: false,
             reason: End::TooManyFiles.as_ref().to_owned(),
             start_time: None,
@@ -454,7 +454,7 @@ mod tests {
 
     #[test]
     fn a_run_that_left_files_out_says_how_many_and_so_does_its_ledger() {
-        let outcome = Outcome {
+        let outcome = RunOutcome {
             succeeded: true,
             reason: End::Completed.as_ref().to_owned(),
             start_time: None,
@@ -468,16 +468,16 @@ mod tests {
         let words = "1 of 1 files succeeded, 0 failed; skipped files, whose key or etag is too long: 2";
         assert_eq!(end_in_words(&outcome, counts), words);
         let stored = serde_json::to_value(&outcome).unwrap();
-        assert_eq!(serde_json::from_value::<Outcome>(stored.clone()).unwrap(), outcome);
+        assert_eq!(serde_json::from_value::<RunOutcome>(stored.clone()).unwrap(), outcome);
         let mut older = stored;
         older.as_object_mut().unwrap().remove("skippedFiles");
-        let older: Outcome = serde_json::from_value(older).unwrap();
+        let older: RunOutcome = serde_json::from_value(older).unwrap();
         assert_eq!(end_in_words(&older, counts), "1 of 1 files succeeded, 0 failed");
     }
 
     #[test]
     fn a_change_after_the_end_is_acknowledged_and_changes_nothing_else() {
-        let outcome = Outcome {
+        let outcome = RunOutcome {
             succeeded: true,
             reason: "Completed".to_owned(),
             start_time: None,

@@ -52,6 +52,15 @@ pub enum Cause {
     Unclaimed,
 }
 
+/// How far a pod that processes many files had come with one of them when it last spoke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// Filters worked on it.
+    Filtering,
+    /// All filters had succeeded, and its results were being published.
+    Publishing,
+}
+
 /// A judgement about the file of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judgement {
@@ -130,8 +139,25 @@ pub fn of_timeout(pod: &WorkerPod, limit: Duration) -> Judgement {
     judgement(pod, Verdict::Failed(timed_out(limit)), Cause::File)
 }
 
+/// What becomes of a file that a pod held which processed many and has ended: filters that failed charge only the file that they
+/// worked on.
+pub fn of_held(begun: Option<Begun>, pod: &str, judgement: &Judgement) -> Verdict {
+    match (begun, &judgement.verdict) {
+        (None, _) => Verdict::Released,
+        // A worker that ends well has said what became of every file: what it said of this one is lost.
+        (Some(_), Verdict::Succeeded) => of_silence(pod),
+        // The filters had another file by then. This one lost its publisher, which is ours.
+        (Some(Begun::Publishing), Verdict::Failed(_) | Verdict::Rejected(_)) => {
+            let text = format!("PublishInterrupted: the pod {pod} ended while it published the results");
+            Verdict::Disrupted(Disruption { failure: Failure::new(&text, None), counts: true })
+        }
+        (Some(Begun::Filtering), verdict @ (Verdict::Failed(_) | Verdict::Rejected(_)))
+        | (Some(_), verdict @ (Verdict::Disrupted(_) | Verdict::Released)) => verdict.clone(),
+    }
+}
+
 /// What becomes of a file whose worker ended well, and whose end was not reported.
-pub fn of_silence(pod: &str) -> Verdict {
+fn of_silence(pod: &str) -> Verdict {
     let failure =
         Failure::new(&format!("WorkerSilent: the pod {pod} ended without saying how it went"), None);
     Verdict::Disrupted(Disruption { failure, counts: true })

@@ -9,10 +9,10 @@ use queue::{EntryId, Pending, ReportsLimit, Settlement, Stats, Verdict};
 
 use super::decide::End;
 use super::pass::{Pass, Prepared};
-use super::verdict::{self, Rules};
+use super::verdict::{self, Begun, Rules};
 use super::{GATHER, PUBLISH_EVERY};
 use crate::error::Error;
-use crate::metrics::Outcome;
+use crate::metrics::FileOutcome;
 use crate::pods::WorkerPod;
 
 /// Files that a pod holds at most: what it fetches while it processes one, and what waits to be settled.
@@ -95,7 +95,7 @@ impl Pass<'_> {
             self.memory.breakers.file_fetched(handed_out);
         }
         if taken.succeeded > 0 {
-            self.ctx.metrics.settled(Outcome::Succeeded, taken.succeeded);
+            self.ctx.metrics.settled(FileOutcome::Succeeded, taken.succeeded);
             if prepared.snapshot.spec.sink.is_some() {
                 self.memory.breakers.results_published(self.now);
             }
@@ -243,21 +243,46 @@ impl Pass<'_> {
         is_serving.then(|| wait.min(if stats.running > 0 { LOOK_AGAIN } else { PUBLISH_EVERY }))
     }
 
-    /// Which of these files had been begun when their pods last spoke.
-    pub async fn begun(&self, prepared: &Prepared, claims: &[Pending]) -> Result<HashSet<EntryId>, Error> {
+    /// Which of these files had been begun when their pods last spoke, and how far they were.
+    pub async fn begun(
+        &self,
+        prepared: &Prepared,
+        claims: &[Pending],
+    ) -> Result<HashMap<EntryId, Begun>, Error> {
         let entries: Vec<EntryId> = claims.iter().map(|claim| claim.entry.clone()).collect();
         let said = prepared.queue.reports_of(&entries).await?;
-        let is_begun = |(claim, said): &(&Pending, Option<String>)| {
-            let said = said.as_deref().and_then(FileState::parse);
-            said.is_some_and(|said| said.pod == claim.consumer && said.state == State::Started)
+        let of = |(claim, said): (&Pending, Option<String>)| {
+            Some((claim.entry.clone(), begun(&claim.consumer, said.as_deref()?)?))
         };
-        Ok(claims.iter().zip(said).filter(is_begun).map(|(claim, _)| claim.entry.clone()).collect())
+        Ok(claims.iter().zip(said).filter_map(of).collect())
+    }
+}
+
+/// How far a file is, by what was said about it last; nothing if that is over, not begun, or not said by the pod that holds it.
+fn begun(holder: &str, said: &str) -> Option<Begun> {
+    let FileState { pod, state } = FileState::parse(said)?;
+    if pod != holder {
+        return None;
+    }
+    match state {
+        State::Started => Some(Begun::Filtering),
+        State::Publishing => Some(Begun::Publishing),
+        State::Succeeded | State::Released | State::FilterFailed(_) | State::TransferFailed(_) => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_was_begun_if_the_pod_that_holds_it_said_so_and_not_how_it_ended() {
+        assert_eq!(begun("pod", "pod started"), Some(Begun::Filtering));
+        assert_eq!(begun("pod", "pod publishing"), Some(Begun::Publishing));
+        for said in ["another started", "another publishing", "pod succeeded", "pod released", "nonsense"] {
+            assert_eq!(begun("pod", said), None, "{said}");
+        }
+    }
 
     #[test]
     fn floods_that_last_or_return_are_too_many_and_short_ones_are_not() {

@@ -229,6 +229,11 @@ impl Sink<ReferenceGrant> for World {
         let gone = self.lock().grants.keep(listed);
         self.touch_runs_of(gone.iter().map(Arc::as_ref));
     }
+
+    /// A grant that cannot be read permits nothing.
+    fn unreadable(&self, grant: &ObjectMeta) {
+        Sink::<ReferenceGrant>::forget(self, grant);
+    }
 }
 
 impl Sink<Job> for World {
@@ -382,6 +387,11 @@ mod tests {
         touches("a grant that permits less", &["uid-a", "uid-b"]);
         world.remove(grant("c", "g", &["b"]));
         touches("a grant that is taken back", &["uid-b"]);
+        world.put(grant("c", "g", &["a"]));
+        touches("a grant that is given again", &["uid-a"]);
+        Sink::<ReferenceGrant>::unreadable(world.as_ref(), grant("c", "g", &["a"]).meta());
+        touches("a grant that cannot be read any more", &["uid-a"]);
+        assert!(world.grants_in(&["c".to_owned()]).is_empty(), "it permits nothing");
         let labels = json!({RUN_UID_LABEL: "uid-a"});
         let job = json!({"metadata": {"name": "j", "namespace": "a", "labels": labels}});
         let job: Job = serde_json::from_value(job).unwrap();

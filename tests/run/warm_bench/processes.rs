@@ -188,7 +188,9 @@ fn kind_of(pid: u32) -> Option<&'static str> {
         "kubelet" => Some("kubelets"),
         "containerd" | "containerd-shim-runc-v2" | "runc" => Some("containerd"),
         "kube-apiserver" | "etcd" => Some("API server and etcd"),
-        "kube-proxy" | "kube-controller-manager" | "kube-scheduler" | "coredns" => Some("other Kubernetes"),
+        "kube-proxy" | "kube-controller-manager" | "kube-scheduler" | "coredns" | "kwok" => {
+            Some("other Kubernetes")
+        }
         _ => None,
     }
 }

@@ -1,13 +1,14 @@
 //! A laboratory with files, and the ways to process them that are compared.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use claimer::steps::Destination;
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use futures::StreamExt;
-use queue::{File, RunQueue};
+use queue::{File, Pending, RunQueue};
 use serde_json::{Value, json};
-use storage::{Bucket, Keys, Lister, Selection, parse_endpoint};
+use storage::{AccessKeys, Bucket, Lister, Selection, parse_endpoint};
 use testbed::programs::{self, Profile};
 use testbed::services::S3_IP_URL;
 
@@ -56,10 +57,42 @@ pub struct Stage {
 pub struct Processed {
     /// From the first claim to the last settled file.
     pub took: Duration,
+    /// How it began.
+    pub start_up: StartUp,
     /// From the creation of the run to its end.
     pub whole: Duration,
     /// What the processors did between first and last.
     pub usage: Usage,
+}
+
+/// How a run begins. All times count from the first claim, which is when the operator hands out the first file.
+#[derive(Default)]
+pub struct StartUp {
+    /// When the first file was settled.
+    pub first_settled: Option<Duration>,
+    /// When every pod had got files, and how many files were settled by then.
+    pub all_served: Option<(Duration, u64)>,
+    served: HashSet<String>,
+}
+
+impl StartUp {
+    async fn look(&mut self, queue: &RunQueue, elapsed: Duration, settled: u64) {
+        if settled > 0 {
+            self.first_settled.get_or_insert(elapsed);
+        }
+        if self.all_served.is_some() {
+            return;
+        }
+        let served = &mut self.served;
+        let visit = |claim: &Pending| {
+            served.insert(claim.consumer.clone());
+        };
+        // A queue that is closed has no claims.
+        let _ = queue.for_each_pending(Duration::ZERO, visit).await;
+        if self.served.len() >= PODS {
+            self.all_served = Some((elapsed, settled));
+        }
+    }
 }
 
 impl Stage {
@@ -83,7 +116,7 @@ impl Stage {
             region: None,
             path_style: true,
             skip_tls_verify: false,
-            keys: Some(Keys { id: id.to_owned().into(), secret: secret.to_owned().into() }),
+            keys: Some(AccessKeys { id: id.to_owned().into(), secret: secret.to_owned().into() }),
             timeout: Duration::from_secs(30),
             max_attempts: 4,
             etag_is_md5: true,
@@ -135,13 +168,16 @@ impl Stage {
         let created = Instant::now();
         self.create_run(name, mode, prefix).await;
         let queue = self.queue(name).await;
-        let mut first = None;
+        let (mut first, mut start_up) = (None, StartUp::default());
         let last = loop {
             assert!(created.elapsed() < TOO_LONG, "{name} takes too long");
             let stats = queue.stats().await;
             let (running, succeeded) = stats.map_or((0, 0), |stats| (stats.running, stats.succeeded));
             if first.is_none() && running + succeeded > 0 {
                 first = Some((Instant::now(), Sampler::start(SAMPLE_EVERY)));
+            }
+            if let Some((first, _)) = &first {
+                start_up.look(&queue, first.elapsed(), succeeded).await;
             }
             if succeeded >= files as u64 {
                 break Instant::now();
@@ -151,7 +187,7 @@ impl Stage {
         let (first, sampler) = first.unwrap();
         let usage = sampler.finish().await;
         self.ended(name, files).await;
-        Processed { took: last.duration_since(first), whole: created.elapsed(), usage }
+        Processed { took: last.duration_since(first), start_up, whole: created.elapsed(), usage }
     }
 
     /// A Pipeline and a run of it.

@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory};
 use crds::rules::Kind;
 use crds::v1alpha1::PolicyAction;
 use operator::metrics::Described;
-use webhook::metrics::Outcome;
+use webhook::metrics::ReviewOutcome;
 
 /// docs/settings.md.
 pub fn settings() -> String {
@@ -104,7 +104,7 @@ pub fn metrics() -> String {
 /// The webhook's metrics, each with a value: one that has none is not shown.
 fn touched() -> webhook::metrics::Metrics {
     let metrics = webhook::metrics::Metrics::default();
-    metrics.answered(Kind::Pipeline, "validate", Outcome::Allowed, Duration::ZERO);
+    metrics.answered(Kind::Pipeline, "validate", ReviewOutcome::Allowed, Duration::ZERO);
     metrics.rule_broken("rule");
     metrics.policy_broken("policy", "rule", PolicyAction::Deny);
     metrics.policies_known(1, 0);

@@ -1,7 +1,7 @@
 //! What somebody should know before an object goes, or a permission is withdrawn. Nothing is refused: whoever owns an
 //! object may delete it.
 
-use crds::rules::Kind;
+use crds::rules::{Kind, permits};
 use crds::v1alpha1::{GrantFromKind, GrantToKind, ReferenceGrant};
 use serde::Deserialize;
 use serde_json::Value;
@@ -85,15 +85,6 @@ pub(super) fn withdrawn(index: &Index, request: &Request) -> Vec<String> {
     .into_iter()
     .flatten()
     .collect()
-}
-
-fn permits(grant: &ReferenceGrant, from: GrantFromKind, of: &str, to: GrantToKind, name: &str) -> bool {
-    grant.spec.from.iter().any(|entry| entry.kind == from && entry.namespace == of)
-        && grant
-            .spec
-            .to
-            .iter()
-            .any(|entry| entry.kind == to && entry.name.as_deref().is_none_or(|only| only == name))
 }
 
 /// `2 runs … (team-a/monday, team-a/tuesday): …`; `None` if there are none.

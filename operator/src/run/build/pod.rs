@@ -24,7 +24,9 @@ use crate::args::WorkerSettings;
 use crate::names;
 
 /// The volume that the containers share.
-pub const WORKSPACE: (&str, &str) = ("workspace", "/ws");
+pub const WORKSPACE_VOLUME: &str = "workspace";
+/// Where filters see it.
+pub const WORKSPACE_PATH: &str = "/ws";
 /// A filter that is told to end has nothing to save: its file is tried again as a whole.
 const GRACE_SECONDS: i64 = 10;
 
@@ -144,10 +146,7 @@ impl Recipe<'_> {
 
     /// What publishing needs to know beside the source.
     pub fn sink_env(&self, sink: &Bucket) -> Vec<EnvVar> {
-        // The Pipeline's prefix, not the run's: a result has the same name whichever run made it.
-        let mut env = vec![variable(env::SOURCE.prefix, &self.snapshot.spec.source.bucket.prefix)];
-        env.extend(self.bucket_env(Role::Sink, sink));
-        env.push(variable(env::SINK.prefix, &sink.prefix));
+        let mut env = self.bucket_env(Role::Sink, sink);
         env.push(variable(env::SINK_FROM, self.snapshot.published_filter().unwrap_or_default()));
         env
     }
@@ -220,7 +219,8 @@ impl Recipe<'_> {
         env
     }
 
-    /// What tells a container how to reach a bucket.
+    /// What tells a container how to reach a bucket. The prefix of the source is the Pipeline's, not the run's: a result has the
+    /// same name whichever run made it.
     pub fn bucket_env(&self, role: Role, bucket: &Bucket) -> Vec<EnvVar> {
         let name = match role {
             Role::Source => env::SOURCE,
@@ -228,6 +228,7 @@ impl Recipe<'_> {
         };
         let mut env = vec![
             variable(name.bucket, &bucket.name),
+            variable(name.prefix, &bucket.prefix),
             variable(name.endpoint, &bucket.endpoint),
             variable(name.region, &bucket.region),
             variable(name.use_path_style, bucket.use_path_style.to_string()),
@@ -248,7 +249,7 @@ impl Recipe<'_> {
 /// The volume that the containers share.
 pub fn volume() -> Volume {
     Volume {
-        name: WORKSPACE.0.to_owned(),
+        name: WORKSPACE_VOLUME.to_owned(),
         empty_dir: Some(EmptyDirVolumeSource::default()),
         ..Volume::default()
     }
@@ -260,8 +261,8 @@ fn container() -> Container {
         // What a filter said last is the best reason there is, if it wrote no better one.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         volume_mounts: Some(vec![VolumeMount {
-            name: WORKSPACE.0.to_owned(),
-            mount_path: WORKSPACE.1.to_owned(),
+            name: WORKSPACE_VOLUME.to_owned(),
+            mount_path: WORKSPACE_PATH.to_owned(),
             ..VolumeMount::default()
         }]),
         ..Container::default()
@@ -405,12 +406,13 @@ pub mod tests {
 
     #[test]
     fn every_setting_of_a_bucket_reaches_its_containers() {
-        let bucket = json!({"name": "bkt", "endpoint": "s3", "region": "eu-1", "usePathStyle": true,
+        let bucket = json!({"name": "bkt", "prefix": "in/", "endpoint": "s3", "region": "eu-1", "usePathStyle": true,
             "insecureSkipTLSVerify": true});
         let spec = template(json!({"source": {"bucket": bucket}}), json!({}));
         let claimer = &spec.init_containers.as_ref().unwrap()[0];
         for (name, wanted) in [
             ("S3_BUCKET", "bkt"),
+            ("S3_PREFIX", "in/"),
             ("S3_ENDPOINT", "s3"),
             ("S3_REGION", "eu-1"),
             ("S3_USE_PATH_STYLE", "true"),

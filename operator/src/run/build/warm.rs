@@ -8,12 +8,13 @@ use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, EnvVar, Volume
 use protocol::container::{INSTALL, WORKER};
 use protocol::env;
 
-use super::pod::{Recipe, WORKSPACE, variable, volume};
+use super::pod::{Recipe, WORKSPACE_PATH, WORKSPACE_VOLUME, variable, volume};
 use super::snapshot::Role;
 use crate::names::SHIM;
 
 /// The volume with the shim and the filters' sockets, and where it is mounted.
-const TOOLS: (&str, &str) = ("openfilter", "/.openfilter");
+const TOOLS_VOLUME: &str = "openfilter";
+const TOOLS_PATH: &str = "/.openfilter";
 /// Where our own containers mount the workspace as a whole: filters see one folder of it.
 const ROOM: &str = "/room";
 
@@ -40,8 +41,8 @@ impl Recipe<'_> {
 
     /// A claimer that puts the shim where filters can execute it.
     pub fn with_shim(&self, mut claimer: Container) -> Container {
-        claimer.env.get_or_insert_default().push(variable(env::INSTALL_TO, TOOLS.1));
-        claimer.volume_mounts.get_or_insert_default().push(mount(TOOLS.0, TOOLS.1, None));
+        claimer.env.get_or_insert_default().push(variable(env::INSTALL_TO, TOOLS_PATH));
+        claimer.volume_mounts.get_or_insert_default().push(mount(TOOLS_VOLUME, TOOLS_PATH, None));
         claimer
     }
 
@@ -76,18 +77,19 @@ impl Recipe<'_> {
 
     fn with_room(&self, mut container: Container) -> Container {
         container.env.get_or_insert_default().push(variable(env::WORKSPACE, ROOM));
-        container.volume_mounts = Some(vec![mount(WORKSPACE.0, ROOM, None), mount(TOOLS.0, TOOLS.1, None)]);
+        container.volume_mounts =
+            Some(vec![mount(WORKSPACE_VOLUME, ROOM, None), mount(TOOLS_VOLUME, TOOLS_PATH, None)]);
         container
     }
 
     fn warm_filter(&self, filter: &Filter) -> Container {
         let mut container = self.filter(filter);
-        run_in_shim(&mut container, filter, &["--socket".to_owned(), format!("{}/link/socket", TOOLS.1)]);
+        run_in_shim(&mut container, filter, &["--socket".to_owned(), format!("{}/link/socket", TOOLS_PATH)]);
         let link = format!("link/{}", filter.name);
         container.volume_mounts = Some(vec![
-            mount(WORKSPACE.0, WORKSPACE.1, Some("ws")),
+            mount(WORKSPACE_VOLUME, WORKSPACE_PATH, Some("ws")),
             shim_mount(),
-            mount(TOOLS.0, &format!("{}/link", TOOLS.1), Some(&link)),
+            mount(TOOLS_VOLUME, &format!("{}/link", TOOLS_PATH), Some(&link)),
         ]);
         container
     }
@@ -95,7 +97,11 @@ impl Recipe<'_> {
 
 /// The volume with our tools.
 pub fn tools() -> Volume {
-    Volume { name: TOOLS.0.to_owned(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() }
+    Volume {
+        name: TOOLS_VOLUME.to_owned(),
+        empty_dir: Some(EmptyDirVolumeSource::default()),
+        ..Volume::default()
+    }
 }
 
 /// Lets the shim start the filter's command.
@@ -111,7 +117,7 @@ fn run_in_shim(container: &mut Container, filter: &Filter, how: &[String]) {
 }
 
 fn shim_mount() -> VolumeMount {
-    let mount = mount(TOOLS.0, &format!("{}/bin", TOOLS.1), Some("bin"));
+    let mount = mount(TOOLS_VOLUME, &format!("{}/bin", TOOLS_PATH), Some("bin"));
     VolumeMount { read_only: Some(true), ..mount }
 }
 
@@ -166,7 +172,8 @@ mod tests {
         let sink = json!({"bucket": {"name": "out", "prefix": "res/", "endpoint": "s3"}});
         let with_sink = warm(json!({"sink": sink}));
         assert_eq!(value(&with_sink.containers[0], "SINK_FROM"), Some("b"));
-        assert_eq!(value(&with_sink.containers[0], "S3_PREFIX"), Some("in/"));
+        assert_eq!(value(&with_sink.containers[0], "SINK_S3_PREFIX"), Some("res/"));
+        assert_eq!(value(worker, "S3_PREFIX"), Some("in/"), "another file is looked for there");
     }
 
     #[test]

@@ -17,6 +17,8 @@ const KEPT: usize = 3;
 pub struct Canaries {
     source: Newest,
     sink: Newest,
+    /// What the queue last named.
+    remembered: Option<String>,
 }
 
 /// Keys and when they were reached, the newest first.
@@ -34,6 +36,15 @@ impl Canaries {
                     newest.reached(key, milestone.at);
                 }
             }
+        }
+    }
+
+    /// Notes the file that the queue remembers. It knows the key in full, which the report of a pod may not hold, and it outlives
+    /// this operator. Only news counts: the same file, named again in each pass, would pass for the newest.
+    pub fn recall(&mut self, key: Option<&str>, at: Instant) {
+        if let Some(key) = key.filter(|key| self.remembered.as_deref() != Some(key)) {
+            self.remembered = Some(key.to_owned());
+            self.fetched(key, at);
         }
     }
 
@@ -97,5 +108,22 @@ mod tests {
         assert_eq!((canaries.source().as_deref(), canaries.sink()), (Some("b\nc\na"), None));
         canaries.observe(&[fetched("d", 4), fetched("c", 5), fetched("e", 1)]);
         assert_eq!(canaries.source().as_deref(), Some("c\nd\nb"), "each once, and the oldest go");
+    }
+
+    /// As a restarted operator finds it, and where reports name no key: those of long keys are cut, a backslash may be an escape.
+    #[test]
+    fn the_file_that_the_queue_remembers_is_a_canary_and_is_newest_only_once() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut canaries = Canaries::default();
+        canaries.recall(None, now);
+        assert_eq!(canaries.source(), None, "no file has succeeded");
+        let long = format!("a\\b/{}", "k".repeat(1_000));
+        canaries.recall(Some(&long), now);
+        assert_eq!(canaries.source(), Some(long.clone()));
+        canaries.fetched("new", now + second);
+        canaries.recall(Some(&long), now + second * 2);
+        assert_eq!(canaries.source(), Some(format!("new\n{long}")), "nothing has succeeded since");
+        canaries.recall(Some("newer"), now + second * 3);
+        assert_eq!(canaries.source(), Some(format!("newer\nnew\n{long}")));
     }
 }

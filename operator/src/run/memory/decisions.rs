@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::metrics::Outcome;
+use crate::metrics::FileOutcome;
 
 /// Lines of one outcome that a run may log at once: enough to see a pattern.
 const BURST: u32 = 10;
@@ -14,7 +14,7 @@ const EVERY: Duration = Duration::from_secs(10);
 /// Decisions that a run has logged. Each outcome has its own allowance, so that a dead letter shows among thousands of
 /// retries.
 #[derive(Debug, Default)]
-pub struct Decisions(HashMap<Outcome, Allowance>);
+pub struct Decisions(HashMap<FileOutcome, Allowance>);
 
 #[derive(Debug)]
 struct Allowance {
@@ -25,7 +25,7 @@ struct Allowance {
 
 impl Decisions {
     /// Whether a decision may be logged now: then with how many of its outcome were not since the last one that was.
-    pub fn admit(&mut self, outcome: Outcome, now: Instant) -> Option<u64> {
+    pub fn admit(&mut self, outcome: FileOutcome, now: Instant) -> Option<u64> {
         let full = Allowance { lines: BURST, since: now, suppressed: 0 };
         let allowance = self.0.entry(outcome).or_insert(full);
         allowance.refill(now);
@@ -62,7 +62,7 @@ mod tests {
         for number in 0..1_000_000 {
             // An hour of them.
             let now = start + Duration::from_micros(3_600 * number);
-            if let Some(suppressed) = decisions.admit(Outcome::Failed, now) {
+            if let Some(suppressed) = decisions.admit(FileOutcome::Failed, now) {
                 lines += 1;
                 counted += 1 + suppressed;
             }
@@ -75,22 +75,22 @@ mod tests {
     fn a_run_logs_its_first_decisions_and_those_that_are_rare() {
         let (mut decisions, start) = (Decisions::default(), Instant::now());
         for _ in 0..BURST {
-            assert_eq!(decisions.admit(Outcome::Retried, start), Some(0));
+            assert_eq!(decisions.admit(FileOutcome::Retried, start), Some(0));
         }
-        assert_eq!(decisions.admit(Outcome::Retried, start), None);
-        assert_eq!(decisions.admit(Outcome::Failed, start), Some(0), "each outcome has its own lines");
-        assert_eq!(decisions.admit(Outcome::Retried, start + EVERY), Some(1), "one was suppressed");
+        assert_eq!(decisions.admit(FileOutcome::Retried, start), None);
+        assert_eq!(decisions.admit(FileOutcome::Failed, start), Some(0), "each outcome has its own lines");
+        assert_eq!(decisions.admit(FileOutcome::Retried, start + EVERY), Some(1), "one was suppressed");
         let later = start + EVERY * (2 * BURST);
         for _ in 0..BURST {
-            assert_eq!(decisions.admit(Outcome::Retried, later), Some(0), "a quiet run may log again");
+            assert_eq!(decisions.admit(FileOutcome::Retried, later), Some(0), "a quiet run may log again");
         }
-        assert_eq!(decisions.admit(Outcome::Retried, later), None, "and no more than at first");
+        assert_eq!(decisions.admit(FileOutcome::Retried, later), None, "and no more than at first");
     }
 
     #[test]
     fn a_clock_that_stands_still_earns_nothing() {
         let (mut decisions, now) = (Decisions::default(), Instant::now());
-        let admitted = (0..100).filter(|_| decisions.admit(Outcome::Disrupted, now).is_some()).count();
+        let admitted = (0..100).filter(|_| decisions.admit(FileOutcome::Disrupted, now).is_some()).count();
         assert_eq!(admitted, BURST as usize);
     }
 }

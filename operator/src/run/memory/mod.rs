@@ -18,6 +18,7 @@ use queue::{RunQueue, WorkerUser};
 
 use super::breaker::Breakers;
 use super::build::snapshot::Snapshot;
+use super::job::JobWrite;
 use super::nodes::Nodes;
 use super::warm::WarmMemory;
 use crate::error::Obstacle;
@@ -67,7 +68,7 @@ pub struct Memory {
     /// The Job as it was created, until the watch shows it.
     pub job: Option<(Arc<Job>, Instant)>,
     /// The Job's status that was written last.
-    pub job_status: Option<serde_json::Value>,
+    pub job_write: Option<JobWrite>,
     /// The status that was written last, and when.
     pub published: Option<(PipelineRunStatus, Instant)>,
     /// The obstacle that was reported last.

@@ -23,7 +23,7 @@ pub struct Rules<'a> {
     pub now: Instant,
 }
 
-/// The judgement about a file by what its worker says; `None` while it only works on it.
+/// The judgement about a file by what its worker says; `None` while it still works on it.
 pub fn of_report(reported: &Reported, rules: &Rules<'_>) -> Option<Judgement> {
     let judged = |verdict, cause| judgement(reported, verdict, cause, rules.now);
     let Some(FileState { state, .. }) = FileState::parse(&reported.report) else {
@@ -31,7 +31,7 @@ pub fn of_report(reported: &Reported, rules: &Rules<'_>) -> Option<Judgement> {
         return Some(judged(Verdict::Disrupted(Disruption { failure, counts: true }), Cause::Worker));
     };
     match state {
-        State::Started => None,
+        State::Started | State::Publishing => None,
         State::Succeeded => Some(judged(Verdict::Succeeded, Cause::Success)),
         State::Released => Some(judged(Verdict::Released, Cause::Unclaimed)),
         State::FilterFailed(failure) => {
@@ -214,7 +214,9 @@ mod tests {
     fn what_was_not_tried_goes_back_and_what_cannot_be_read_is_no_files_fault() {
         assert_eq!(judge("pod released").verdict, Verdict::Released);
         assert_eq!(judge("pod succeeded").verdict, Verdict::Succeeded);
-        assert!(judge_with("pod started", |_| Known::default()).is_none());
+        for under_way in ["pod started", "pod publishing"] {
+            assert!(judge_with(under_way, |_| Known::default()).is_none(), "{under_way}");
+        }
         let other = judge("pod something else");
         assert!(other.cause == Cause::Worker && counts(&other));
     }

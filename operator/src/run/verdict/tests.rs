@@ -265,6 +265,54 @@ fn pods_that_are_gone_stuck_or_unprepared_are_disruptions_and_slow_filters_are_n
     assert_eq!(of(&pod, &[], &Known::default()), None, "it has not ended");
 }
 
+/// Uploads go on while filters work on the next file.
+#[test]
+fn of_the_files_of_a_pod_only_the_one_that_its_filters_worked_on_gets_their_verdict() {
+    let held = |begun, pod: &WorkerPod| of_held(begun, "p", &judge(pod));
+    let warm = |mut pod: WorkerPod| {
+        pod.is_warm = true;
+        pod
+    };
+    let counts = |verdict: &Verdict| matches!(verdict, Verdict::Disrupted(disruption) if disruption.counts);
+    let (filtering, publishing) = (Some(Begun::Filtering), Some(Begun::Publishing));
+    for (what, pod) in [
+        ("its shim is killed", filter(137, "Error")),
+        ("a filter exceeds its memory, and its shim with it", killed_for_memory("resize", true)),
+        ("its shim ends with a code that is not tried again", filter(15, "Error")),
+        ("the pod exceeds its own storage", whole("Evicted")),
+    ] {
+        let pod = warm(pod);
+        assert!(matches!(held(filtering, &pod), Verdict::Failed(_) | Verdict::Rejected(_)), "{what}");
+        let interrupted = held(publishing, &pod);
+        assert!(counts(&interrupted), "{what}: {interrupted:?}");
+        let Verdict::Disrupted(Disruption { failure, .. }) = interrupted else { continue };
+        assert_eq!(
+            failure.reason(),
+            "PublishInterrupted: the pod p ended while it published the results",
+            "{what}"
+        );
+        assert_eq!(held(None, &pod), Verdict::Released, "{what}");
+    }
+    for (what, pod) in [
+        ("its worker is killed", failed(Some(WORKER), Some(137), "Error", "")),
+        ("its node is drained", doomed(filter(143, "Error"), "EvictionByEvictionAPI")),
+        ("its node restarted", filter(255, "Unknown")),
+    ] {
+        let pod = warm(pod);
+        for begun in [filtering, publishing] {
+            assert_eq!(held(begun, &pod), judge(&pod).verdict, "{what}: the reason is the pod's own");
+            assert!(counts(&held(begun, &pod)), "{what}");
+        }
+        assert_eq!(held(None, &pod), Verdict::Released, "{what}");
+    }
+    let done = warm(WorkerPod::in_stage("p", Stage::Succeeded, Instant::now()));
+    for begun in [filtering, publishing] {
+        assert!(counts(&held(begun, &done)), "it ended well, and what it said last is lost");
+    }
+    let dismissed = Judgement { verdict: Verdict::Released, ..judge(&done) };
+    assert_eq!(of_held(publishing, "p", &dismissed), Verdict::Released);
+}
+
 /// A pod is given its file when it gets a node: its start, with all the images that are pulled, is not the file's doing.
 #[test]
 fn neither_the_start_of_a_pod_nor_waiting_for_storage_is_processing_time() {
