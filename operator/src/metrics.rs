@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, EncodeMetric};
 use prometheus_client::metrics::TypedMetric;
@@ -55,6 +56,7 @@ pub struct Metrics {
     runs_degraded: Family<ReasonLabel, Gauge>,
     files_settled: Family<OutcomeLabel, Counter>,
     breaker_open: Family<DependencyLabel, Gauge>,
+    breaker_next_probe: Family<DependencyLabel, Gauge>,
     pass_duration: Histogram,
     pass_errors: Family<ErrorLabel, Counter>,
     pods_created: Counter,
@@ -109,12 +111,28 @@ struct DependencyLabel {
 /// The open breakers of one run, as they are counted. A run that is forgotten takes its breakers with it.
 #[derive(Debug, Default)]
 pub struct OpenBreakers {
-    counted: BTreeMap<&'static str, Gauge>,
+    counted: BTreeMap<&'static str, OpenBreaker>,
 }
 
-impl Drop for OpenBreakers {
+/// One of them, counted until it is dropped.
+#[derive(Debug)]
+struct OpenBreaker {
+    runs: Gauge,
+    next_probe: Gauge,
+}
+
+impl OpenBreaker {
+    fn new(runs: Gauge, next_probe: Gauge) -> Self {
+        runs.inc();
+        Self { runs, next_probe }
+    }
+}
+
+impl Drop for OpenBreaker {
     fn drop(&mut self) {
-        self.counted.values().for_each(|gauge| _ = gauge.dec());
+        if self.runs.dec() == 1 {
+            self.next_probe.set(0);
+        }
     }
 }
 
@@ -140,6 +158,11 @@ impl Metrics {
             "breaker_open",
             "dependency",
             "PipelineRuns that only probe a dependency because it fails: source, sink, credentials or image",
+        );
+        let breaker_next_probe = add.family(
+            "breaker_next_probe_timestamp_seconds",
+            "dependency",
+            "Unix time of the latest probe that is scheduled for a dependency that fails; 0 while its breakers are closed",
         );
         let pass_duration =
             add.seconds("pass_duration", "Time from the start of a pass over a run to its end", PASS_SECONDS);
@@ -167,6 +190,7 @@ impl Metrics {
             runs_degraded,
             files_settled,
             breaker_open,
+            breaker_next_probe,
             pass_duration,
             pass_errors,
             pods_created,
@@ -182,26 +206,32 @@ impl Metrics {
         FileOutcome::ALL.iter().for_each(|outcome| metrics.settled(*outcome, 0));
         // A breaker that never opened is closed, and not absent.
         for dependency in DEPENDENCIES {
-            metrics.breaker_open.get_or_create(&DependencyLabel { dependency }).set(0);
+            let label = DependencyLabel { dependency };
+            metrics.breaker_open.get_or_create(&label).set(0);
+            metrics.breaker_next_probe.get_or_create(&label).set(0);
         }
         metrics
     }
 
     /// Counts a run under the dependencies whose breakers are open, and under no others.
-    pub fn set_open(&self, of_run: &mut OpenBreakers, open: impl Iterator<Item = &'static str>) {
+    pub fn set_open(
+        &self,
+        of_run: &mut OpenBreakers,
+        next_probes: impl Iterator<Item = (&'static str, Duration)>,
+    ) {
         let mut before = std::mem::take(&mut of_run.counted);
-        for dependency in open {
-            if of_run.counted.contains_key(dependency) {
-                continue;
-            }
-            let gauge = before.remove(dependency).unwrap_or_else(|| {
-                let gauge = self.breaker_open.get_or_create(&DependencyLabel { dependency }).clone();
-                gauge.inc();
-                gauge
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        for (dependency, left) in next_probes {
+            let breaker = of_run.counted.entry(dependency).or_insert_with(|| {
+                before.remove(dependency).unwrap_or_else(|| {
+                    let label = DependencyLabel { dependency };
+                    let gauge = |family: &Family<DependencyLabel, Gauge>| family.get_or_create(&label).clone();
+                    OpenBreaker::new(gauge(&self.breaker_open), gauge(&self.breaker_next_probe))
+                })
             });
-            of_run.counted.insert(dependency, gauge);
+            let due = i64::try_from((now + left).as_secs()).unwrap_or(i64::MAX);
+            breaker.next_probe.inner().fetch_max(due, Ordering::Relaxed);
         }
-        before.values().for_each(|gauge| _ = gauge.dec());
     }
 
     /// How many runs are in a phase. Say it of every phase, also of those without any: a gauge keeps its last value.
@@ -389,14 +419,21 @@ mod tests {
         };
         let (mut one, mut two) = (OpenBreakers::default(), OpenBreakers::default());
         shows("openfilter_breaker_open{dependency=\"sink\"} 0");
-        metrics.set_open(&mut one, ["source", "credentials", "credentials"].into_iter());
-        metrics.set_open(&mut two, ["source"].into_iter());
-        metrics.set_open(&mut two, ["source"].into_iter());
+        let (soon, later) = (Duration::ZERO, Duration::from_secs(1_000_000));
+        metrics.set_open(&mut one, [("source", later), ("credentials", soon), ("credentials", soon)].into_iter());
+        metrics.set_open(&mut two, [("source", soon)].into_iter());
+        metrics.set_open(&mut two, [("source", soon)].into_iter());
         shows("openfilter_breaker_open{dependency=\"source\"} 2");
         shows("openfilter_breaker_open{dependency=\"credentials\"} 1");
         metrics.set_open(&mut two, std::iter::empty());
         shows("openfilter_breaker_open{dependency=\"source\"} 1");
+        let next_probe = |dependency: &'static str| {
+            metrics.breaker_next_probe.get_or_create(&DependencyLabel { dependency }).get()
+        };
+        let apart = next_probe("source") - next_probe("credentials");
+        assert!((999_990..=1_000_000).contains(&apart), "the latest probe of all runs: {apart}");
         drop(one);
+        assert_eq!(next_probe("source"), 0, "no breaker is open any more");
         shows("openfilter_breaker_open{dependency=\"source\"} 0");
         shows("openfilter_breaker_open{dependency=\"credentials\"} 0");
     }

@@ -211,9 +211,11 @@ impl Breakers {
         }
     }
 
-    /// Names under which breakers are open, for metrics.
-    pub fn open_labels(&self) -> impl Iterator<Item = &'static str> {
-        self.open_now().filter_map(|(dependency, _)| dependency.label())
+    /// Names under which breakers are open, each with the time until its next probe, for metrics.
+    pub fn next_probes(&self, now: Instant) -> impl Iterator<Item = (&'static str, Duration)> {
+        self.open_now().filter_map(move |(dependency, open)| {
+            Some((dependency.label()?, open.next_probe.saturating_duration_since(now)))
+        })
     }
 
     /// What the run waits for, if a breaker is open.

@@ -126,7 +126,8 @@ impl Pass<'_> {
             .collect();
         let backing_off = self.memory.creation.waits(self.now).is_some();
         let probe = self.memory.breakers.probe(self.now, alive.iter().copied(), in_flight);
-        self.ctx.metrics.set_open(&mut self.memory.open_breakers, self.memory.breakers.open_labels());
+        let next_probes = self.memory.breakers.next_probes(self.now);
+        self.ctx.metrics.set_open(&mut self.memory.open_breakers, next_probes);
         let plan = decide::decide(&Seen {
             stats,
             limits: &prepared.limits,
