@@ -5,7 +5,7 @@ use std::time::Duration;
 use crds::v1alpha1::{Phase, PipelineRun};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
@@ -240,6 +240,36 @@ async fn a_run_that_is_created_again_in_mid_run_takes_over_its_queue() {
     assert_eq!((lab.tally("r", "succeeded").await, lab.tally("r", "retried").await), (12, 0));
     assert!(!lab.witness.was_ever(|run| is_degraded_by(run, "RunIdTaken")), "it is no other run");
     lab.check_left_nothing(&run).await;
+}
+
+/// Somebody removed its finalizer. Created again it would go on from its queue, so that the queue goes only after a while, also
+/// when the operator restarts meanwhile.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn the_queue_of_a_run_that_is_gone_without_its_finalizer_is_removed_in_the_end() {
+    let mut lab = Lab::new("vanished").await;
+    lab.restart_with("DETAILS_RETENTION", "5s").await;
+    lab.put_many("", 2, |_| "sleep 60".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    let uid = lab.run("r", json!({})).await.uid().unwrap();
+    lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
+    // The operator would set it again.
+    lab.signal_operator(0, "STOP");
+    lab.patch("r", json!({"metadata": {"finalizers": null}})).await;
+    lab.delete("r").await;
+    lab.signal_operator(0, "CONT");
+    let noted = async || {
+        let notes = lab.api::<ConfigMap>().get_opt("openfilter-operator-cleanup").await;
+        let notes = notes.doing(|| "read what is left to do".to_owned())?;
+        Ok(notes.is_some_and(|notes| notes.data.unwrap_or_default().contains_key(&uid)).then_some(()))
+    };
+    lab.eventually("the operator notes what is left", noted).await;
+    assert_ne!(lab.traces().await, Vec::<String>::new(), "it is not due yet");
+    lab.kill_operators().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    lab.start_operator();
+    let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
+    lab.eventually("nothing is left in Valkey", clean).await;
 }
 
 /// Whether Valkey has a user for the workers of the run `r` with this UID.

@@ -9,6 +9,7 @@ use crds::v1alpha1::PipelineRun;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
@@ -28,7 +29,8 @@ use crate::names::{self, FINALIZER, MANAGER};
 
 /// How long a deleted run waits for Valkey.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What is still to be removed from Valkey: one entry per run, `<uid>: <key of its stream>`.
+/// What is still to be removed from Valkey: one entry per run, `<uid>: <key of its stream>`, and after a space, if that is
+/// not due yet, the Unix time at which it is.
 pub const NOTES: &str = "openfilter-operator-cleanup";
 
 impl Pass<'_> {
@@ -69,12 +71,7 @@ impl Pass<'_> {
                 return Err(error);
             }
             tracing::warn!(run = %run_id, error = chain(&error), "a deleted run is removed from Valkey later");
-            match note(ctx, &self.owner().uid, Some(&run_id.key("work"))).await {
-                Err(error) if error.is_refusal() => {
-                    tracing::warn!(run = %run_id, error = chain(&error), "what a deleted run has in Valkey stays there");
-                }
-                noted => noted?,
-            }
+            note_left(ctx, &self.owner().uid, &run_id.key("work")).await?;
         }
         let others = run.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER);
         set_finalizers(ctx, run, &others.cloned().collect::<Vec<_>>()).await?;
@@ -173,6 +170,36 @@ async fn note(ctx: &Context, uid: &str, stream: Option<&str>) -> Result<(), Erro
     Ok(())
 }
 
+/// Writes down what is left of a run in Valkey. An operator that may not write it leaves it there: the run does not wait for that.
+async fn note_left(ctx: &Context, uid: &str, noted: &str) -> Result<(), Error> {
+    match note(ctx, uid, Some(noted)).await {
+        Err(error) if error.is_refusal() => {
+            tracing::warn!(noted, error = chain(&error), "what a deleted run has in Valkey stays there");
+            Ok(())
+        }
+        written => written,
+    }
+}
+
+/// A run that is gone although it had our finalizer: somebody removed that, or a backup is being restored. Its queue stays as
+/// long as what a finished run leaves, because the same run, created again, goes on from there. One that was being deleted
+/// leaves nothing.
+pub async fn note_vanished(
+    ctx: &Context,
+    uid: &str,
+    run_id: &RunId,
+    was_being_deleted: bool,
+) -> Result<(), Error> {
+    let stream = run_id.key("work");
+    if was_being_deleted {
+        return note_left(ctx, uid, &stream).await;
+    }
+    let kept = SignedDuration::try_from(ctx.settings.retention.details).unwrap_or(SignedDuration::MAX);
+    let due = Timestamp::now().saturating_add(kept).map_or(i64::MAX, Timestamp::as_second);
+    tracing::warn!(stream, uid, due, "a run is gone without its finalizer: its queue is removed later");
+    note_left(ctx, uid, &format!("{stream} {due}")).await
+}
+
 /// Lets the ledger remember finished runs for as long as their PipelineRuns exist: YAML that is still in Git never runs again.
 pub async fn renew_ledger(ctx: &Context) -> Result<(), Error> {
     let runs = ctx.world.runs();
@@ -186,12 +213,45 @@ pub async fn sweep(ctx: &Context) -> Result<(), Error> {
     let api: Api<ConfigMap> = Api::namespaced(ctx.client.clone(), &ctx.settings.operator_namespace);
     let found = api.get_opt(NOTES).await.map_err(Error::kubernetes(format!("read ConfigMap {NOTES}")))?;
     let notes = found.and_then(|found| found.data).unwrap_or_default();
-    for (uid, stream) in notes {
-        let run_id = stream.strip_prefix("pr:").and_then(|rest| rest.strip_suffix(":work"));
-        if let Some(run_id) = run_id.and_then(|id| id.parse::<RunId>().ok()) {
+    for (uid, noted) in notes {
+        let Noted { run_id, due } = read_note(&noted);
+        if due > Timestamp::now().as_second() {
+            continue;
+        }
+        // A run that could not be read for a while looked as if it were gone.
+        let is_back = ctx.world.view(&uid.as_str().into()).is_some();
+        if let Some(run_id) = run_id.filter(|_| !is_back) {
             forget(ctx, &run_id, &uid).await?;
         }
         note(ctx, &uid, None).await?;
     }
     Ok(())
+}
+
+/// What is still to be removed, and when; a note without a time is due at once.
+#[derive(Debug, PartialEq, Eq)]
+struct Noted {
+    run_id: Option<RunId>,
+    due: i64,
+}
+
+fn read_note(text: &str) -> Noted {
+    let (stream, due) = text.split_once(' ').unwrap_or((text, ""));
+    let run_id = stream.strip_prefix("pr:").and_then(|rest| rest.strip_suffix(":work"));
+    Noted { run_id: run_id.and_then(|id| id.parse().ok()), due: due.parse().unwrap_or(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_names_a_run_and_when_it_goes() {
+        let run_id: RunId = "team-a.monday".parse().expect("a runId");
+        let noted = |due| Noted { run_id: Some(run_id.clone()), due };
+        assert_eq!(read_note("pr:team-a.monday:work"), noted(0), "as versions before wrote it");
+        assert_eq!(read_note("pr:team-a.monday:work 1800000000"), noted(1_800_000_000));
+        assert_eq!(read_note("pr:team-a.monday:work soon"), noted(0));
+        assert_eq!(read_note("nonsense 1800000000"), Noted { run_id: None, due: 1_800_000_000 });
+    }
 }

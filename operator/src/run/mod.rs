@@ -89,6 +89,11 @@ pub async fn drive(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
 async fn one_pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next, Error> {
     // In this order: a pod that goes in between is in neither, and not in both.
     memory.pods.gone.extend(ctx.world.take_gone(uid));
-    let Some(view) = ctx.world.view(uid) else { return Ok(Next::Done) };
+    let Some(view) = ctx.world.view(uid) else {
+        if let Some(run_id) = &memory.run_id {
+            cleanup::note_vanished(ctx, uid, run_id, memory.deleting.is_some()).await?;
+        }
+        return Ok(Next::Done);
+    };
     Pass::new(ctx, uid, &view, memory).run().await
 }

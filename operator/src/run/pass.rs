@@ -124,6 +124,7 @@ impl<'a> Pass<'a> {
     /// Takes the run as far as it goes now.
     async fn advance(&mut self) -> Result<Next, Stop> {
         let run_id = self.run_id()?;
+        self.memory.run_id = Some(run_id.clone());
         let limits = self.check_spec()?;
         // The queue before the Pipeline: a run that was executed before needs none.
         let queue = match self.open_queue(&run_id).await? {

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use crds::v1alpha1::PipelineRunStatus;
 use k8s_openapi::api::batch::v1::Job;
+use protocol::RunId;
 use queue::{RunQueue, WorkerUser};
 
 use super::breaker::Breakers;
@@ -37,6 +38,8 @@ pub use pods::PodsMemory;
 pub struct Memory {
     /// The Pipeline, once it is stored.
     pub snapshot: Option<Arc<Snapshot>>,
+    /// The runId, once the run may have something in Valkey.
+    pub run_id: Option<RunId>,
     /// The queue, while it is open.
     pub queue: Option<RunQueue>,
     /// The workers' Valkey user, and when it was last seen.
