@@ -8,6 +8,9 @@ use std::time::Duration;
 use crate::Exit;
 use crate::report::{canary_and_exit, number, one_line, with_canary};
 
+/// How far a file is that was started and whose results are being published.
+const PUBLISHING: &str = "publishing";
+
 /// What is known of a file, and from which pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileState {
@@ -108,8 +111,9 @@ impl FileState {
         let (pod, said) = line.split_once(' ')?;
         let (word, rest) = said.split_once(' ').unwrap_or((said, ""));
         let state = match word {
+            // For an operator of another version it is as good as any file that was started.
+            "started" if rest == PUBLISHING => State::Publishing,
             "started" => State::Started,
-            "publishing" => State::Publishing,
             "succeeded" => State::Succeeded,
             "released" => State::Released,
             "filter" => State::FilterFailed(FilterFailure::parse(rest)?),
@@ -126,7 +130,7 @@ impl fmt::Display for FileState {
         let Self { pod, state } = self;
         let line = match state {
             State::Started => format!("{pod} started"),
-            State::Publishing => format!("{pod} publishing"),
+            State::Publishing => format!("{pod} started {PUBLISHING}"),
             State::Succeeded => format!("{pod} succeeded"),
             State::Released => format!("{pod} released"),
             State::FilterFailed(FilterFailure { filter, ending, oom_killed, after_term, text }) => {

@@ -25,9 +25,7 @@ local function held_for(consumer, id)
 end
 
 -- States of a file that was fetched.
-local FETCHED = { started = true, publishing = true, succeeded = true, filter = true, publish = true }
--- States of a file that its pod still works on.
-local UNDER_WAY = { started = true, publishing = true }
+local FETCHED = { started = true, succeeded = true, filter = true, publish = true }
 
 local reports, served, dropped, fetched = {}, {}, {}, nil
 local function look_at(id, report)
@@ -41,7 +39,7 @@ local function look_at(id, report)
   if state == 'succeeded' and take(id, consumer) then
     succeed(id)
     served[consumer] = true
-  elseif not UNDER_WAY[state] then
+  elseif state ~= 'started' then
     reports[#reports + 1] = { id, report }
   end
 end

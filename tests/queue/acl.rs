@@ -36,7 +36,8 @@ async fn check_what_it_may_do(rights: Rights) {
             (queue.keys().work.as_str(), queue.keys().group.as_str(), claimed.entry.as_str());
         let inbox = &queue.keys().inbox("pod");
         let (states, meta) = (queue.keys().states.as_str(), queue.keys().meta.as_str());
-        let of_another_run = &QueueKeys::of(&run_id("another")).states;
+        let another = QueueKeys::of(&run_id("another"));
+        let (inbox_of_another_run, states_of_another_run) = (&another.inbox("pod"), &another.states);
         let say = redis::cmd("HSET").arg(&[states, entry, "pod started"]).clone();
         let said = say.query_async::<redis::Value>(&mut client).await;
         assert_eq!(said.is_ok(), rights == Rights::Serve, "{said:?}");
@@ -45,7 +46,8 @@ async fn check_what_it_may_do(rights: Rights) {
             vec!["HGETALL", states],
             vec!["HDEL", states, entry],
             vec!["DEL", states],
-            vec!["HSET", of_another_run, "x", "y"],
+            vec!["HSET", states_of_another_run, "x", "y"],
+            vec!["XREAD", "STREAMS", inbox_of_another_run, "0"],
             vec!["HSET", meta, "succeeded", "1000"],
             vec!["XREADGROUP", "GROUP", group, "pod", "STREAMS", work, ">"],
             vec!["XREADGROUP", "GROUP", group, "pod", "STREAMS", inbox, ">"],

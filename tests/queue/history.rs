@@ -470,7 +470,7 @@ impl World {
         let pod = if by_another { (holder + 1) % PODS } else { holder };
         let word = match state {
             model::State::Started => "started",
-            model::State::Publishing => "publishing",
+            model::State::Publishing => "started publishing",
             model::State::Succeeded => "succeeded",
             model::State::Other => "ended exit:1",
         };

@@ -71,7 +71,7 @@ async fn only_the_holder_of_a_file_is_believed_and_only_once() {
         assert_eq!((counts(&queue).await, said(&server, &queue).await), ((2, 0, 2, 0, 0), 0));
 
         // What is under way stays, for the case that its pod ends.
-        for under_way in ["one started", "one publishing"] {
+        for under_way in ["one started", "one started publishing"] {
             say(&server, &queue, &a.entry, under_way).await;
             let taken = queue.take(PLENTY, &AT_ONCE).await.unwrap();
             assert_eq!((taken.succeeded, taken.reports.len()), (0, 0), "{under_way}");
@@ -128,7 +128,7 @@ async fn a_file_that_was_fetched_tells_when_it_was_handed_out() {
         assert_eq!(fetched_within().await, None, "neither was fetched by its holder");
         say(&server, &queue, &old.entry, "one started").await;
         assert!(fetched_within().await.unwrap() >= pause, "it may have been fetched at once");
-        for state in ["started", "publishing", "succeeded"] {
+        for state in ["started", "started publishing", "succeeded"] {
             say(&server, &queue, &other.entry, &format!("three {state}")).await;
             assert!(fetched_within().await.unwrap() < pause, "{state}");
         }

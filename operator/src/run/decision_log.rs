@@ -8,7 +8,7 @@ use super::pass::Pass;
 use crate::metrics::FileOutcome;
 
 impl Pass<'_> {
-    /// Logs the fate of a file under the outcome that it is counted as.
+    /// Logs the fate of a file under the outcome that it is counted as. A disruption that is worth a line at info is an event, too.
     pub fn log_decision(
         &mut self,
         outcome: Option<FileOutcome>,
@@ -41,6 +41,9 @@ impl Pass<'_> {
             suppressed,
             "settled"
         );
+        if let (Fate::Disrupted { file, .. }, Some(failure)) = (fate, failure) {
+            self.warn_about_file("FileDisrupted", file, failure, pod);
+        }
     }
 }
 

@@ -234,6 +234,12 @@ impl Pass<'_> {
         let claims = prepared.queue.claims_of(&names).await?;
         let is_warm = prepared.snapshot.is_warm();
         let begun = if is_warm { Some(self.begun(prepared, &claims).await?) } else { None };
+        let mut begun_by = HashMap::<String, usize>::new();
+        for claim in &claims {
+            if begun.as_ref().is_some_and(|begun| begun.contains_key(&claim.entry)) {
+                *begun_by.entry(claim.consumer.clone()).or_default() += 1;
+            }
+        }
         let mut settlements = Vec::with_capacity(claims.len());
         for claim in claims {
             let Some(Ended { judgement, .. }) = ended.get(&claim.consumer) else { continue };
@@ -241,7 +247,8 @@ impl Pass<'_> {
                 Some(begun) => {
                     let begun = begun.get(&claim.entry).copied();
                     note_served(&mut served, &claim, begun);
-                    verdict::of_held(begun, &claim.consumer, judgement)
+                    let others = begun_by.get(&claim.consumer).map_or(0, |all| all - 1);
+                    verdict::of_held(begun, others, &claim.consumer, judgement)
                 }
                 None if is_the_file_of(&claim, judgement, &served) => {
                     served.insert(claim.consumer.clone(), claim.entry.clone());
@@ -287,13 +294,17 @@ impl Pass<'_> {
 
     /// One event for a file that failed for good, for the first few of them.
     pub fn announce_failure(&mut self, file: &str, failure: &Failure, pod: Option<&str>) {
-        if !self.memory.failures.may_send_event() {
-            return;
+        if self.memory.failures.may_send_event() {
+            self.warn_about_file("FileFailed", file, failure, pod);
         }
+    }
+
+    /// An event about a file, because of its pod if that is known.
+    pub fn warn_about_file(&self, reason: &str, file: &str, failure: &Failure, pod: Option<&str>) {
         let note = format!("{file}: {}", failure.reason());
         match pod {
-            Some(pod) => self.ctx.warn_about(self.run, pod, "FileFailed", note),
-            None => self.ctx.warn(self.run, "FileFailed", note),
+            Some(pod) => self.ctx.warn_about(self.run, pod, reason, note),
+            None => self.ctx.warn(self.run, reason, note),
         }
     }
 

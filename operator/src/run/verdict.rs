@@ -78,6 +78,8 @@ pub struct Judgement {
     pub started: usize,
     /// What a storage failure showed about the storage: whether another object could be reached at the same moment.
     pub canary: Option<bool>,
+    /// Whether the pod failed as a whole: any file that it had begun may be to blame.
+    pub of_whole_pod: bool,
 }
 
 impl Judgement {
@@ -140,19 +142,23 @@ pub fn of_timeout(pod: &WorkerPod, limit: Duration) -> Judgement {
 }
 
 /// What becomes of a file that a pod held which processed many and has ended: filters that failed charge only the file that they
-/// worked on.
-pub fn of_held(begun: Option<Begun>, pod: &str, judgement: &Judgement) -> Verdict {
+/// worked on. `others` is how many more files of the pod were begun.
+pub fn of_held(begun: Option<Begun>, others: usize, pod: &str, judgement: &Judgement) -> Verdict {
     match (begun, &judgement.verdict) {
         (None, _) => Verdict::Released,
         // A worker that ends well has said what became of every file: what it said of this one is lost.
         (Some(_), Verdict::Succeeded) => of_silence(pod),
+        // Each may have filled the storage of the pod: the one that did so disrupts one pod after the other, and is charged in the
+        // end.
+        (Some(_), Verdict::Failed(failure)) if judgement.of_whole_pod && others > 0 => {
+            Verdict::Disrupted(Disruption { failure: failure.clone(), counts: true })
+        }
         // The filters had another file by then. This one lost its publisher, which is ours.
-        (Some(Begun::Publishing), Verdict::Failed(_) | Verdict::Rejected(_)) => {
+        (Some(Begun::Publishing), Verdict::Failed(_) | Verdict::Rejected(_)) if !judgement.of_whole_pod => {
             let text = format!("PublishInterrupted: the pod {pod} ended while it published the results");
             Verdict::Disrupted(Disruption { failure: Failure::new(&text, None), counts: true })
         }
-        (Some(Begun::Filtering), verdict @ (Verdict::Failed(_) | Verdict::Rejected(_)))
-        | (Some(_), verdict @ (Verdict::Disrupted(_) | Verdict::Released)) => verdict.clone(),
+        (Some(_), verdict) => verdict.clone(),
     }
 }
 
@@ -208,6 +214,7 @@ fn judgement(pod: &WorkerPod, verdict: Verdict, cause: Cause) -> Judgement {
         tried: pod.may_have_claimed(),
         started,
         canary: None,
+        of_whole_pod: matches!(&pod.stage, Stage::Failed(failed) if failed.container.is_none()),
     }
 }
 

@@ -44,7 +44,7 @@ pub fn of_report(reported: &Reported, rules: &Rules<'_>) -> Option<Judgement> {
 
 fn judgement(reported: &Reported, verdict: Verdict, cause: Cause, at: Instant) -> Judgement {
     let entry: Option<EntryId> = Some(reported.entry.clone());
-    Judgement { verdict, cause, at, entry, tried: cause != Cause::Unclaimed, started: 0, canary: None }
+    Judgement { verdict, cause, at, entry, tried: cause != Cause::Unclaimed, started: 0, canary: None, of_whole_pod: false }
 }
 
 fn of_filter(failed: &FilterFailure, rules: &Rules<'_>) -> (Verdict, Cause) {
@@ -214,7 +214,7 @@ mod tests {
     fn what_was_not_tried_goes_back_and_what_cannot_be_read_is_no_files_fault() {
         assert_eq!(judge("pod released").verdict, Verdict::Released);
         assert_eq!(judge("pod succeeded").verdict, Verdict::Succeeded);
-        for under_way in ["pod started", "pod publishing"] {
+        for under_way in ["pod started", "pod started publishing"] {
             assert!(judge_with(under_way, |_| Known::default()).is_none(), "{under_way}");
         }
         let other = judge("pod something else");

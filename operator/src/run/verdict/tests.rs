@@ -268,7 +268,7 @@ fn pods_that_are_gone_stuck_or_unprepared_are_disruptions_and_slow_filters_are_n
 /// Uploads go on while filters work on the next file.
 #[test]
 fn of_the_files_of_a_pod_only_the_one_that_its_filters_worked_on_gets_their_verdict() {
-    let held = |begun, pod: &WorkerPod| of_held(begun, "p", &judge(pod));
+    let held = |begun, pod: &WorkerPod| of_held(begun, 1, "p", &judge(pod));
     let warm = |mut pod: WorkerPod| {
         pod.is_warm = true;
         pod
@@ -279,7 +279,6 @@ fn of_the_files_of_a_pod_only_the_one_that_its_filters_worked_on_gets_their_verd
         ("its shim is killed", filter(137, "Error")),
         ("a filter exceeds its memory, and its shim with it", killed_for_memory("resize", true)),
         ("its shim ends with a code that is not tried again", filter(15, "Error")),
-        ("the pod exceeds its own storage", whole("Evicted")),
     ] {
         let pod = warm(pod);
         assert!(matches!(held(filtering, &pod), Verdict::Failed(_) | Verdict::Rejected(_)), "{what}");
@@ -310,7 +309,21 @@ fn of_the_files_of_a_pod_only_the_one_that_its_filters_worked_on_gets_their_verd
         assert!(counts(&held(begun, &done)), "it ended well, and what it said last is lost");
     }
     let dismissed = Judgement { verdict: Verdict::Released, ..judge(&done) };
-    assert_eq!(of_held(publishing, "p", &dismissed), Verdict::Released);
+    assert_eq!(of_held(publishing, 1, "p", &dismissed), Verdict::Released);
+}
+
+/// The pod as a whole used more than its limit. Which file filled it is known only if there was one.
+#[test]
+fn a_pod_that_exceeds_its_own_storage_charges_its_file_only_if_it_had_one() {
+    let mut pod = whole("Evicted");
+    pod.is_warm = true;
+    for begun in [Some(Begun::Filtering), Some(Begun::Publishing)] {
+        assert_eq!(of_held(begun, 0, "p", &judge(&pod)), judge(&pod).verdict);
+        assert!(matches!(judge(&pod).verdict, Verdict::Failed(_)));
+        let among_others = of_held(begun, 1, "p", &judge(&pod));
+        assert!(matches!(among_others, Verdict::Disrupted(disruption) if disruption.counts), "{begun:?}");
+    }
+    assert_eq!(of_held(None, 1, "p", &judge(&pod)), Verdict::Released);
 }
 
 /// A pod is given its file when it gets a node: its start, with all the images that are pulled, is not the file's doing.
