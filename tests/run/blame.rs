@@ -24,6 +24,7 @@ in_both_modes! {
     an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds
     keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt
     objects_that_alone_are_refused_or_fail_are_charged_in_the_end
+    a_last_object_that_is_refused_is_charged_after_a_restart_of_the_operator
     a_pod_that_is_evicted_costs_its_file_nothing
 }
 
@@ -90,11 +91,14 @@ async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt(mode: 
     lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
     lab.until("r", "one is done", |run| of(run, |counts| counts.succeeded) >= 1).await;
     proxy.inject(Rule::every(Fault::Forbidden, &format!("/{}/", lab.bucket)));
-    lab.until("r", "the keys are reported", |run| is_degraded_by(run, "CredentialsInvalid")).await;
+    let fails = async || Ok((lab.tally("r", "disrupted").await >= 3).then_some(()));
+    lab.eventually("three files are disrupted", fails).await;
+    let are_reported = |run: &PipelineRun| is_degraded_by(run, "CredentialsInvalid");
+    lab.until_within(SOON, "r", "the keys are reported", are_reported).await;
     proxy.heal();
     let back = Instant::now();
-    lab.until_within(SOON, "r", "it goes on", goes_on).await;
-    println!("went on {:?} after the keys were accepted", back.elapsed());
+    lab.processes_at_once("r", 2, SOON).await;
+    println!("at full parallelism {:?} after the keys were accepted", back.elapsed());
     let run = lab.finished("r").await;
     let files = files as i64;
     assert_eq!((counts(&run), phase(&run)), ((files, files, 0), Some(Phase::Succeeded)));
@@ -160,6 +164,25 @@ async fn objects_that_alone_are_refused_or_fail_are_charged_in_the_end(mode: Mod
     lab.check_left_nothing(&run).await;
 }
 
+/// The new operator has seen no fetch succeed: it must learn elsewhere that the storage is up.
+async fn a_last_object_that_is_refused_is_charged_after_a_restart_of_the_operator(mode: Mode) {
+    let mut lab = Lab::in_mode("forgotten", mode).await;
+    lab.restart_with("MAX_DISRUPTIONS", "1000").await;
+    let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
+    lab.put("good", "copy").await;
+    lab.put("refused", "copy").await;
+    proxy.inject(Rule::every(Fault::Forbidden, "/refused").method(Method::GET));
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
+    lab.until("r", "the good one is done", |run| of(run, |counts| counts.succeeded) == 1).await;
+    lab.restart_with("MAX_DISRUPTIONS", "1").await;
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (2, 1, 1));
+    let reason = lab.dead_letters("r").await[0].reason.clone();
+    assert!(reason.contains("NoAccess"), "{reason}");
+    lab.check_left_nothing(&run).await;
+}
+
 /// What a drain does to each pod of its node.
 async fn a_pod_that_is_evicted_costs_its_file_nothing(mode: Mode) {
     let lab = Lab::in_mode("drained", mode).await;
@@ -175,6 +198,11 @@ async fn a_pod_that_is_evicted_costs_its_file_nothing(mode: Mode) {
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (2, 2, 0));
     assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 2));
+    let told = lab.events("r", "FileDisrupted", 2).await;
+    let notes: Vec<&str> = told.iter().filter_map(|event| event.message.as_deref()).collect();
+    for file in ["0000: ", "0001: "] {
+        assert!(notes.iter().any(|note| note.starts_with(file)), "{notes:?}");
+    }
     lab.check_left_nothing(&run).await;
 }
 

@@ -418,7 +418,7 @@ impl Lab {
         let states = self.run_id(run).key("states");
         let reports: Vec<String> =
             redis::cmd("HVALS").arg(states).query_async(&mut self.raw().await).await.unwrap();
-        reports.iter().filter(|report| report.split(' ').nth(1) == Some(said)).count()
+        reports.iter().filter(|report| report.split_once(' ').is_some_and(|(_, state)| state == said)).count()
     }
 
     /// The node that runs a Deployment of one pod.

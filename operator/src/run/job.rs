@@ -24,15 +24,26 @@ const JOB_SHOWN_WITHIN: Duration = Duration::from_secs(10);
 
 /// The last try to write the status of a Job that goes on.
 pub struct JobWrite {
+    job: Option<String>,
     status: Value,
     suspended: bool,
     has_succeeded: bool,
     at: Instant,
 }
 
+/// How long a write of a Job's status waits for the one before it.
+struct WriteEvery {
+    /// After one that succeeded.
+    counts: Duration,
+    /// After one that failed: an API server that is overloaded is not asked again in every pass.
+    failed: Duration,
+}
+
 impl JobWrite {
-    /// How long the next one has to wait. Tools that suspend Jobs wait for the condition that says so, and for nothing else.
-    fn is_followed_after(&self, suspended: bool, every: Duration, now: Instant) -> Option<Duration> {
+    /// How long the next one has to wait. Tools that suspend Jobs wait for the condition that says so, and for nothing else: it
+    /// is written at once, and soon again if that failed.
+    fn is_followed_after(&self, suspended: bool, every: &WriteEvery, now: Instant) -> Option<Duration> {
+        let every = if self.has_succeeded { every.counts } else { every.failed };
         let left = every.saturating_sub(now.saturating_duration_since(self.at));
         Some(left).filter(|left| suspended == self.suspended && !left.is_zero())
     }
@@ -118,9 +129,12 @@ impl Pass<'_> {
     /// are due, if it is too early for them.
     pub async fn publish_job(&mut self, shown: &Job, suspended: bool) -> Option<Duration> {
         let counts = self.report.counts?;
-        let every = self.ctx.publish_job_every();
+        let every =
+            WriteEvery { counts: self.ctx.publish_job_every(), failed: self.ctx.publish_every() };
+        // A Job that was deleted by hand has been created again, with an empty status.
+        self.memory.job_write.take_if(|last| last.job != shown.uid());
         let last = self.memory.job_write.as_ref();
-        let early = last.and_then(|last| last.is_followed_after(suspended, every, self.now));
+        let early = last.and_then(|last| last.is_followed_after(suspended, &every, self.now));
         if early.is_some() {
             return early;
         }
@@ -166,9 +180,8 @@ impl Pass<'_> {
             // Nothing depends on it while the run goes on.
             tracing::debug!(error = chain(error), "the status of the Job was not written");
         }
-        // A write that failed counts as well: an API server that is overloaded is not asked again in every pass.
-        let has_succeeded = written.is_ok();
-        self.memory.job_write = Some(JobWrite { status, suspended, has_succeeded, at: Instant::now() });
+        let (job, has_succeeded) = (shown.uid(), written.is_ok());
+        self.memory.job_write = Some(JobWrite { job, status, suspended, has_succeeded, at: Instant::now() });
         None
     }
 
@@ -267,16 +280,18 @@ mod tests {
 
     #[test]
     fn counts_of_a_job_wait_and_its_suspension_does_not() {
-        let (at, every) = (Instant::now(), Duration::from_secs(5));
-        let written = JobWrite { status: json!({"active": 1}), suspended: false, has_succeeded: true, at };
+        let at = Instant::now();
+        let every = WriteEvery { counts: Duration::from_secs(5), failed: Duration::from_secs(1) };
+        let status = json!({"active": 1});
+        let written = JobWrite { job: None, status, suspended: false, has_succeeded: true, at };
         let waits =
-            |suspended, after| written.is_followed_after(suspended, every, at + Duration::from_secs(after));
+            |suspended, after| written.is_followed_after(suspended, &every, at + Duration::from_secs(after));
         assert_eq!(waits(false, 1), Some(Duration::from_secs(4)));
         assert_eq!((waits(false, 5), waits(false, 60)), (None, None), "they are due");
         assert_eq!(waits(true, 0), None, "at once");
         assert!(written.wrote(&json!({"active": 1})) && !written.wrote(&json!({"active": 2})));
         let failed = JobWrite { has_succeeded: false, ..written };
-        assert!(!failed.wrote(&json!({"active": 1})), "it is tried again, when it is due");
-        assert_eq!(failed.is_followed_after(false, every, at), Some(every), "and not before");
+        assert!(!failed.wrote(&json!({"active": 1})), "it is tried again");
+        assert_eq!(failed.is_followed_after(false, &every, at), Some(every.failed), "soon");
     }
 }
