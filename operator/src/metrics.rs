@@ -225,7 +225,8 @@ impl Metrics {
             let breaker = of_run.counted.entry(dependency).or_insert_with(|| {
                 before.remove(dependency).unwrap_or_else(|| {
                     let label = DependencyLabel { dependency };
-                    let gauge = |family: &Family<DependencyLabel, Gauge>| family.get_or_create(&label).clone();
+                    let gauge =
+                        |family: &Family<DependencyLabel, Gauge>| family.get_or_create(&label).clone();
                     OpenBreaker::new(gauge(&self.breaker_open), gauge(&self.breaker_next_probe))
                 })
             });
@@ -420,7 +421,10 @@ mod tests {
         let (mut one, mut two) = (OpenBreakers::default(), OpenBreakers::default());
         shows("openfilter_breaker_open{dependency=\"sink\"} 0");
         let (soon, later) = (Duration::ZERO, Duration::from_secs(1_000_000));
-        metrics.set_open(&mut one, [("source", later), ("credentials", soon), ("credentials", soon)].into_iter());
+        metrics.set_open(
+            &mut one,
+            [("source", later), ("credentials", soon), ("credentials", soon)].into_iter(),
+        );
         metrics.set_open(&mut two, [("source", soon)].into_iter());
         metrics.set_open(&mut two, [("source", soon)].into_iter());
         shows("openfilter_breaker_open{dependency=\"source\"} 2");

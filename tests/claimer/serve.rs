@@ -215,17 +215,13 @@ async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_ha
 #[tokio::test]
 async fn concurrent_filters_work_at_the_same_time() {
     let mut bench =
-        pod_of_two("Concurrent", r#"date +%s%N >>"$TIMES"; sleep 1; date +%s%N >>"$TIMES""#).await;
-    let times = bench.folder.path().join("times");
-    bench.set("TIMES", times.display().to_string()).set("OPENFILTER_MAX_FILES", "1");
+        pod_of_two("Concurrent", r#"echo begins >>"$STEPS"; sleep 1; echo ends >>"$STEPS""#).await;
+    let steps = bench.folder.path().join("steps");
+    bench.set("STEPS", steps.display().to_string()).set("OPENFILTER_MAX_FILES", "1");
     let (ended, said) = serve(&bench, &SMALL[..1], None).await;
     ended.assert_ok();
     assert_eq!((counts(&bench).await, said.len()), ((0, 0, 1, 0), 0), "{said:?}");
-    let times: Vec<u64> =
-        fs::read_to_string(times).unwrap().lines().map(|time| time.parse().unwrap()).collect();
-    let (first, last) = (times.iter().min().unwrap(), times.iter().max().unwrap());
-    assert_eq!(times.len(), 4);
-    assert!(Duration::from_nanos(last - first) < Duration::from_secs(2), "{times:?}");
+    assert_eq!(fs::read_to_string(steps).unwrap(), "begins\nbegins\nends\nends\n");
 }
 
 #[tokio::test]
@@ -248,7 +244,7 @@ async fn a_concurrent_filter_that_fails_stops_the_others_and_the_pod_goes_on() {
     let ((ended, said), settled_after) =
         tokio::join!(serve(&bench, &[("bad", 9), ("good", 9)], None), settled_after);
     ended.assert_ok();
-    assert!(settled_after < Duration::from_secs(5), "{settled_after:?}");
+    assert!(settled_after < Duration::from_secs(60), "{settled_after:?}");
     let words: Vec<&str> = said.iter().map(|(_, words)| words.as_str()).collect();
     assert!(matches!(words[..], [only] if only.starts_with("filter detect exit:1 ")), "{said:?}");
     assert_eq!(counts(&bench).await, (1, 0, 1, 1), "{said:?}");
@@ -256,7 +252,7 @@ async fn a_concurrent_filter_that_fails_stops_the_others_and_the_pod_goes_on() {
 
 #[tokio::test]
 async fn what_a_full_valkey_does_not_take_is_reported_when_it_has_room_again() {
-    let mut bench = pod(r#"touch "$BEGUN"; sleep 1"#).await;
+    let mut bench = pod(r#"touch "$BEGUN"; sleep 2"#).await;
     let begun = bench.folder.path().join("begun");
     bench.set("BEGUN", begun.display().to_string()).set("OPENFILTER_MAX_FILES", "1");
     // Built before anything is waited for.

@@ -1,7 +1,7 @@
 //! The limits that ship with Valkey, against a worker that abuses the credentials of its own run: the server stays below the
 //! memory of its container, and other runs go on. SECURITY.md says what these limits cannot stop.
 
-use queue::{RunQueue, Server, Verdict, WorkerUser};
+use queue::{ReportsLimit, Rights, RunQueue, Server, Verdict, WorkerUser};
 use tests::valkey::{Flavor, Options, TestServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -36,10 +36,14 @@ struct Attacked {
 
 impl Attacked {
     async fn start(flavor: Flavor, files: &[&str]) -> Self {
+        Self::start_with(flavor, files, Rights::Claim).await
+    }
+
+    async fn start_with(flavor: Flavor, files: &[&str], rights: Rights) -> Self {
         let server = TestServer::start_with(flavor, SHIPPED).await;
         let queue = queue_with(&server, "attacker", files).await;
         let neighbour = queue_with(&server, "neighbour", &["a", "b", "c"]).await;
-        let user = WorkerUser::generate(&run_id("attacker"), "uid-1", queue::Rights::Claim).unwrap();
+        let user = WorkerUser::generate(&run_id("attacker"), "uid-1", rights).unwrap();
         user.ensure(&server.connect()).await.unwrap();
         let login = server.server().with_user(&user.name, user.password.clone());
         Self { server, queue, login, neighbour }
@@ -213,6 +217,37 @@ async fn waiting_for_inboxes_of_huge_names_takes_no_more_than_all_connections_ma
                 attacked.neighbour_goes_on("meanwhile").await;
             }
         }
+        attacked.neighbour_goes_on("afterwards").await;
+        attacked.survived().await;
+    }
+}
+
+/// Workers of a Warm run may write reports, as many as fit. Then what has begun is still settled, and nothing else is lost: the
+/// operator drops what is more than reports can be.
+#[tokio::test]
+async fn reports_that_fill_the_server_are_dropped_and_no_run_loses_anything() {
+    for flavor in Flavor::ALL {
+        let attacked = Attacked::start_with(flavor, &["x"], Rights::Serve).await;
+        let file = claim(&attacked.server, &attacked.neighbour, "begun").await;
+        let (mut stream, value) = (attacked.connect().await, vec![b'x'; 500_000]);
+        let states = attacked.queue.keys().states.clone();
+        let mut written = 0_u64;
+        let refusal = loop {
+            let field = format!("{written}-1");
+            let request = command(&[b"HSET", states.as_bytes(), field.as_bytes(), &value]);
+            stream.write_all(&request).await.unwrap();
+            let answer = first_line(&mut stream).await;
+            if answer.starts_with('-') {
+                break answer;
+            }
+            written += 1;
+            assert!(written * 500_000 < CONTAINER, "the server takes more than its container has");
+        };
+        assert!(refusal.starts_with("-OOM"), "{refusal}");
+        let done = [settlement(&file.entry, "begun", Verdict::Succeeded)];
+        attacked.neighbour.settle(&done, &AT_ONCE).await.unwrap();
+        let limit = ReportsLimit { reports: 1_000, bytes: 2 << 20 };
+        assert!(attacked.queue.take(limit, &AT_ONCE).await.unwrap().is_flooded);
         attacked.neighbour_goes_on("afterwards").await;
         attacked.survived().await;
     }

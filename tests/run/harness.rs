@@ -5,6 +5,7 @@ mod witness;
 
 use std::collections::BTreeMap;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
@@ -39,8 +40,11 @@ pub enum Turn {
 
 /// How long a run may take on a busy machine.
 pub const LONG: Duration = Duration::from_secs(600);
-/// How soon a run reports what it depends on and lacks, and goes on at full speed once that is back.
-pub const SOON: Duration = Duration::from_secs(15);
+/// How soon a run reports what it depends on and lacks, and goes on at full speed once that is back: 15 s, which the tests print,
+/// and as much again on a busy machine.
+pub const SOON: Duration = Duration::from_secs(30);
+/// How long a tool of the tests waits for Valkey.
+const CONNECTED_WITHIN: Duration = Duration::from_secs(60);
 /// Failed files that a status shows.
 const FAILURES_SHOWN: usize = 10;
 /// Requests at once that fill a bucket.
@@ -78,13 +82,18 @@ pub struct Lab {
     log_at_start: usize,
     settings: BTreeMap<String, String>,
     pub witness: Witness,
-    _turn: Turn,
+    _turn: Arc<Turn>,
 }
 
 impl Lab {
     /// A laboratory that leaves others in peace.
     pub async fn new(name: &str) -> Self {
-        Self::with(name, Turn::Shared { _guard: CLUSTER.read().await }).await
+        Self::with(name, Arc::new(Turn::Shared { _guard: CLUSTER.read().await })).await
+    }
+
+    /// Whether pods process many files.
+    pub fn is_warm(&self) -> bool {
+        self.mode == Mode::Warm
     }
 
     /// The same, whose Pipeline has this mode.
@@ -96,7 +105,7 @@ impl Lab {
 
     /// A laboratory for a test that breaks what others use.
     pub async fn alone(name: &str) -> Self {
-        Self::with(name, Turn::Alone { _guard: CLUSTER.write().await }).await
+        Self::with(name, Arc::new(Turn::Alone { _guard: CLUSTER.write().await })).await
     }
 
     /// The same, whose Pipeline has this mode.
@@ -106,7 +115,18 @@ impl Lab {
         lab
     }
 
-    async fn with(name: &str, turn: Turn) -> Self {
+    /// One of each mode, which are alone together: what takes long to break breaks for both at once.
+    pub async fn alone_in_both_modes(name: &str) -> [Self; 2] {
+        let turn = Arc::new(Turn::Alone { _guard: CLUSTER.write().await });
+        let in_mode = async |mode: Mode| {
+            let mut lab = Self::with(&mode.named(name), Arc::clone(&turn)).await;
+            lab.mode = mode;
+            lab
+        };
+        [in_mode(Mode::PodPerFile).await, in_mode(Mode::Warm).await]
+    }
+
+    async fn with(name: &str, turn: Arc<Turn>) -> Self {
         let testbed = Testbed::with_nodes(2).await.unwrap();
         let services = testbed.services().await.unwrap();
         PREPARED.get_or_init(|| prepare(&testbed)).await;
@@ -516,9 +536,14 @@ impl Lab {
         RunId::derive(&self.namespace.name, run).unwrap()
     }
 
-    /// A bare connection to Valkey, for what the queue does not show.
+    /// A bare connection to Valkey, for what the queue does not show. Tried again for a while: when nodes come and go, the host's
+    /// way to a service may be interrupted for a moment.
     pub async fn raw(&self) -> redis::aio::MultiplexedConnection {
-        self.raw_as("default", &self.settings["VALKEY_PASSWORD"]).await.unwrap()
+        let connect = async || match self.raw_as("default", &self.settings["VALKEY_PASSWORD"]).await {
+            Err(error) if error.is_io_error() => Ok(None),
+            connected => Ok(Some(connected.unwrap())),
+        };
+        self.testbed.eventually("Valkey answers", CONNECTED_WITHIN, connect).await.unwrap()
     }
 
     /// The same for any user.

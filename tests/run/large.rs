@@ -288,13 +288,15 @@ async fn without_an_operator_a_hundred_warm_pods_wait_and_valkey_does_not_grow()
             memory.push(memory_stored(&valkey).await);
         }
     }
-    let (least, most) = (memory.iter().min().unwrap(), memory.iter().max().unwrap());
-    println!("{waiting} files held, {reports_most} reports, {least} to {most} bytes");
+    // A look may come at a moment when replies are being sent: the least of several shows what is stored.
+    let (first, last) = memory.split_at(memory.len() / 2);
+    let (before, after) = (first.iter().min().unwrap(), last.iter().min().unwrap());
+    println!("{waiting} files held, {reports_most} reports, from {before} to {after} bytes");
     assert_eq!(held_and_done(&queue).await, Some(waiting), "nothing is settled or handed out");
     assert!(playing.player.claimed() == begun, "no pod works");
     let bound = WARM_PODS * HELD_MAX;
     assert!((WARM_PODS..=bound).contains(&waiting) && reports_most <= bound, "{waiting}, {reports_most}");
-    assert!(*most as f64 <= *least as f64 * MEMORY_SPREAD_MAX, "from {least} to {most} bytes");
+    assert!(*after as f64 <= *before as f64 * MEMORY_SPREAD_MAX, "from {before} to {after} bytes");
 
     lab.start_operator();
     let ended = lab.finished("r").await;

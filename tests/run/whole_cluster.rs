@@ -4,25 +4,24 @@
 use std::time::{Duration, Instant};
 
 use crds::v1alpha1::{Phase, PipelineRun};
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
 use serde_json::json;
+use testbed::FaultyS3;
+use testbed::services::S3_IP_URL;
 
-use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, phase, running};
+use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, is_in_phase, phase, running};
 use crate::storms::{check_loss_was_told, of};
-use crate::warm::{Process, kill, lives, processes};
+use crate::warm::{Process, fetches, kill, lives, processes};
 
 /// Files, and pods at once, of tests in which a node fails.
 const FILES: usize = 4;
-/// How long the storm of kills may take on a busy machine.
-const STORM_MAX: Duration = Duration::from_secs(480);
 
 in_both_modes! {
     valkey_killed_and_restarted_keeps_the_counts_and_goes_on
     valkey_that_lost_everything_is_noticed_and_the_run_starts_over
-    files_of_a_dead_node_are_processed_elsewhere
-    neither_a_drained_nor_a_rebooted_node_charges_a_file
 }
 
 /// Valkey is unavailable, comes back with what its log kept, and has forgotten its users.
@@ -30,7 +29,8 @@ async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
     let lab = Lab::alone_in_mode("valkey", mode).await;
     let files = if mode == Mode::Warm { 20 } else { 10 };
     lab.put_many("", files, |_| "sleep 1".to_owned()).await;
-    lab.pipeline(json!({})).await;
+    let proxy = FaultyS3::start(S3_IP_URL).await.unwrap();
+    lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"parallelism": 4}})).await;
     lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
     lab.services.kill_valkey().await.unwrap();
@@ -39,9 +39,13 @@ async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
     assert_eq!(condition(&down, "Succeeded").0, "Unknown");
     lab.services.restart_valkey().await.unwrap();
     let run = lab.finished("r").await;
-    let files = files as i64;
-    assert_eq!(counts(&run), (files, files, 0));
-    assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
+    assert_eq!(counts(&run), (files as i64, files as i64, 0));
+    assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 0));
+    if mode == Mode::Warm {
+        // Workers keep what they could not report, and say it when Valkey is back.
+        let fetched = fetches(&lab, &proxy, "");
+        assert!(fetched.len() == files && fetched.values().all(|times| *times == 1), "{fetched:?}");
+    }
     lab.check_left_nothing(&run).await;
 }
 
@@ -98,7 +102,8 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
     lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
     for _ in 0..2 {
         let paused = lab.testbed.pause_api_server().unwrap();
-        tokio::time::sleep(Duration::from_secs(8)).await;
+        // Shorter than the time after which nodes that cannot be heard lose their pods.
+        tokio::time::sleep(Duration::from_secs(5)).await;
         paused.resume();
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
@@ -119,9 +124,8 @@ async fn five_hundred_files_survive_fifty_kills() {
     lab.until("r", "files are processed", |run| running(run) > 0).await;
     let start = Instant::now();
     let (mut kills, mut of_valkey, mut charging, mut round) = (0, 0, 0, 0_u64);
-    while !phase(&lab.get("r").await).is_some_and(|phase| matches!(phase, Phase::Succeeded | Phase::Failed)) {
+    while (kills < 100 || of_valkey < 3) && !is_over(&lab.get("r").await) {
         round += 1;
-        assert!(start.elapsed() < STORM_MAX, "it ends: {kills} kills in {round} rounds");
         // A different moment and another victim each time, and the same ones in every run of the test.
         tokio::time::sleep(Duration::from_millis(100 + round * 37 % 250)).await;
         // Some of the others die while Valkey is unavailable.
@@ -153,16 +157,16 @@ async fn five_hundred_files_survive_fifty_kills() {
             charging += u64::from(victim != Process::Worker);
         }
     }
-    // The run may have ended just before Valkey was killed.
+    // It may just have been killed.
     lab.services.restart_valkey().await.unwrap();
-    let (run, took) = (lab.get("r").await, start.elapsed());
+    let (run, took) = (lab.finished("r").await, start.elapsed());
     println!("{kills} kills, {of_valkey} of them of Valkey, in {round} rounds and {took:.0?}");
     assert!(kills >= 50 && of_valkey >= 2, "only {kills} kills, {of_valkey} of Valkey");
     assert_eq!((counts(&run), phase(&run)), ((500, 500, 0), Some(Phase::Succeeded)));
     let retried = lab.tally("r", "retried").await;
     // A process that is killed at its very end charges no file, and neither does a shim between two files.
     assert!(
-        (charging / 2..=charging).contains(&retried),
+        (charging / 4..=charging).contains(&retried),
         "{retried} attempts were charged, and {charging} filters or shims were killed"
     );
     lab.check_left_nothing(&run).await;
@@ -170,40 +174,47 @@ async fn five_hundred_files_survive_fifty_kills() {
 }
 
 /// The pods of a dead node hold files; after `pendingTimeout` others get them.
-async fn files_of_a_dead_node_are_processed_elsewhere(mode: Mode) {
-    let lab = Lab::alone_in_mode("node", mode).await;
-    lab.put_many("", FILES, |_| "sleep 15".to_owned()).await;
-    let victim = node_for_workers(&lab).await;
-    processed_on(&lab, "r", &victim).await;
-    lab.testbed.kill_node(&victim).unwrap();
-    let run = lab.finished("r").await;
-    lab.testbed.restart_node(&victim).await.unwrap();
-    check_none_is_charged(&lab, &run).await;
-    lab.check_left_nothing(&run).await;
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn files_of_a_dead_node_are_processed_elsewhere() {
+    let labs = Lab::alone_in_both_modes("node").await;
+    let victim = &node_for_workers(&labs).await;
+    processed_on(&labs, "r", victim).await;
+    labs[0].testbed.kill_node(victim).unwrap();
+    let runs = labs.each_ref().map(|lab| lab.finished("r"));
+    let runs = join_all(runs).await;
+    labs[0].testbed.restart_node(victim).await.unwrap();
+    for (lab, run) in labs.iter().zip(&runs) {
+        check_none_is_charged(lab, run).await;
+        lab.check_left_nothing(run).await;
+    }
 }
 
 /// Maintenance of a node: every pod on it is evicted, the node restarts, and takes pods again.
-async fn neither_a_drained_nor_a_rebooted_node_charges_a_file(mode: Mode) {
-    let mut lab = Lab::alone_in_mode("maintained", mode).await;
-    // A container that was created and not started when its node went down stays so: the kubelet never starts it.
-    lab.restart_with("START_TIMEOUT", "15s").await;
-    // Longer than the grace period of a pod.
-    lab.put_many("", FILES, |_| "sleep 15".to_owned()).await;
-    let victim = node_for_workers(&lab).await;
-    processed_on(&lab, "drained", &victim).await;
-    let cordoned = Cordoned::new(&lab, &victim);
-    let drain = ["drain", &victim, "--force", "--ignore-daemonsets", "--delete-emptydir-data"];
-    lab.kubectl(&drain).unwrap();
-    let run = lab.finished("drained").await;
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn neither_a_drained_nor_a_rebooted_node_charges_a_file() {
+    let mut labs = Lab::alone_in_both_modes("maintained").await;
+    for lab in &mut labs {
+        // A container that was created and not started when its node went down stays so: the kubelet never starts it.
+        lab.restart_with("START_TIMEOUT", "15s").await;
+    }
+    let victim = &node_for_workers(&labs).await;
+    processed_on(&labs, "drained", victim).await;
+    let cordoned = Cordoned::new(&labs[0], victim);
+    let drain = ["drain", victim, "--force", "--ignore-daemonsets", "--delete-emptydir-data"];
+    labs[0].kubectl(&drain).unwrap();
+    check_all_end_uncharged(&labs, "drained").await;
     drop(cordoned);
-    check_none_is_charged(&lab, &run).await;
 
-    processed_on(&lab, "rebooted", &victim).await;
-    lab.testbed.kill_node(&victim).unwrap();
+    processed_on(&labs, "rebooted", victim).await;
+    labs[0].testbed.kill_node(victim).unwrap();
     // The node is back before the cluster notices that it was gone.
-    lab.testbed.restart_node(&victim).await.unwrap();
-    check_none_is_charged(&lab, &lab.finished("rebooted").await).await;
-    assert_eq!(lab.pods().await.len(), 0);
+    labs[0].testbed.restart_node(victim).await.unwrap();
+    check_all_end_uncharged(&labs, "rebooted").await;
+    for lab in &labs {
+        assert_eq!(lab.pods().await.len(), 0);
+    }
 }
 
 /// A partition: nothing ends the workers of a node whose kubelet cannot be reached. They go on with files that others have by
@@ -213,7 +224,8 @@ async fn neither_a_drained_nor_a_rebooted_node_charges_a_file(mode: Mode) {
 async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
     let lab = Lab::alone_in_mode("partition", Mode::Warm).await;
     lab.put_many("", 12, |_| "sleep 1".to_owned()).await;
-    let victim = node_for_workers(&lab).await;
+    let victim = node_without_services(&lab).await;
+    prefer_node(&lab, &victim).await;
     lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
     let pods = lab.filters_work("r", 2).await;
     let workers = processes(&lab, "r", Process::Worker);
@@ -235,6 +247,10 @@ async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
     lab.witness.check_monotonic();
     // The next test may want pods there.
     lab.kubectl(&["wait", "--for=condition=Ready", &format!("node/{victim}"), "--timeout=60s"]).unwrap();
+}
+
+fn is_over(run: &PipelineRun) -> bool {
+    phase(run).is_some_and(|phase| matches!(phase, Phase::Succeeded | Phase::Failed))
 }
 
 /// A node that takes no new pods until this is dropped, also by a panic.
@@ -260,21 +276,47 @@ fn is_on(pod: &Pod, node: &str) -> bool {
     pod.spec.as_ref().unwrap().node_name.as_deref() == Some(node)
 }
 
-/// The node without the backing services, and a Pipeline whose pods prefer it.
-async fn node_for_workers(lab: &Lab) -> String {
-    let node = lab.other_node(&lab.node_of("backing", "valkey").await).await;
+async fn node_without_services(lab: &Lab) -> String {
+    lab.other_node(&lab.node_of("backing", "valkey").await).await
+}
+
+/// A Pipeline whose pods prefer this node.
+async fn prefer_node(lab: &Lab, node: &str) {
     let affinity = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference":
         {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}}]}});
     lab.pipeline(json!({"pod": {"affinity": affinity}})).await;
+}
+
+/// The node without the backing services, which the pods of Pipelines over a few long files prefer.
+async fn node_for_workers(labs: &[Lab]) -> String {
+    let node = node_without_services(&labs[0]).await;
+    for lab in labs {
+        // Longer than the grace period of a pod.
+        lab.put_many("", FILES, |_| "sleep 15".to_owned()).await;
+        prefer_node(lab, &node).await;
+    }
     node
 }
 
-/// Starts a run whose files are all processed at once, some of them on this node.
-async fn processed_on(lab: &Lab, run: &str, node: &str) {
+/// Starts runs whose files are all processed at once, and waits until a filter of each works on this node.
+async fn processed_on(labs: &[Lab], run: &str, node: &str) {
     let execution = json!({"parallelism": FILES, "pendingTimeout": "10s", "maxAttempts": 1});
-    lab.run(run, json!({"execution": execution})).await;
-    let pods = lab.filters_work(run, FILES).await;
-    assert!(pods.iter().any(|pod| is_on(pod, node)), "no file is on {node}");
+    let work = async |lab: &Lab| {
+        lab.run(run, json!({"execution": execution})).await;
+        let working = async || {
+            let mut pods = lab.pods().await;
+            pods.retain(|pod| is_in_phase(pod, "Running"));
+            let all_work = !lab.is_warm() || lab.reports(run, "started").await == pods.len();
+            Ok((all_work && pods.iter().any(|pod| is_on(pod, node))).then_some(()))
+        };
+        lab.eventually(&format!("{run}: a filter works on {node}"), working).await;
+    };
+    join_all(labs.iter().map(work)).await;
+}
+
+async fn check_all_end_uncharged(labs: &[Lab], run: &str) {
+    let check = async |lab: &Lab| check_none_is_charged(lab, &lab.finished(run).await).await;
+    join_all(labs.iter().map(check)).await;
 }
 
 /// All files succeeded, although some were disrupted.

@@ -150,7 +150,8 @@ mod tests {
         let soon = Instant::now() + Duration::from_millis(50);
         let (mut due, _) = reports.due(soon);
         due.sort();
-        let said = [(entry("1-0"), "pod started publishing".to_owned()), (entry("2-0"), "pod started".to_owned())];
+        let said =
+            [(entry("1-0"), "pod started publishing".to_owned()), (entry("2-0"), "pod started".to_owned())];
         assert_eq!(due, said);
         reports.written(&due, soon);
         assert!(reports.due(soon + REPEAT_FIRST).0.is_empty(), "neither is final");

@@ -129,8 +129,7 @@ impl Pass<'_> {
     /// are due, if it is too early for them.
     pub async fn publish_job(&mut self, shown: &Job, suspended: bool) -> Option<Duration> {
         let counts = self.report.counts?;
-        let every =
-            WriteEvery { counts: self.ctx.publish_job_every(), failed: self.ctx.publish_every() };
+        let every = WriteEvery { counts: self.ctx.publish_job_every(), failed: self.ctx.publish_every() };
         // A Job that was deleted by hand has been created again, with an empty status.
         self.memory.job_write.take_if(|last| last.job != shown.uid());
         let last = self.memory.job_write.as_ref();

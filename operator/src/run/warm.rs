@@ -279,7 +279,9 @@ mod tests {
     fn a_file_was_begun_if_the_pod_that_holds_it_said_so_and_not_how_it_ended() {
         assert_eq!(begun("pod", "pod started"), Some(Begun::Filtering));
         assert_eq!(begun("pod", "pod started publishing"), Some(Begun::Publishing));
-        for said in ["another started", "another started publishing", "pod succeeded", "pod released", "nonsense"] {
+        for said in
+            ["another started", "another started publishing", "pod succeeded", "pod released", "nonsense"]
+        {
             assert_eq!(begun("pod", said), None, "{said}");
         }
     }

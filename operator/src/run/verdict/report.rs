@@ -44,7 +44,16 @@ pub fn of_report(reported: &Reported, rules: &Rules<'_>) -> Option<Judgement> {
 
 fn judgement(reported: &Reported, verdict: Verdict, cause: Cause, at: Instant) -> Judgement {
     let entry: Option<EntryId> = Some(reported.entry.clone());
-    Judgement { verdict, cause, at, entry, tried: cause != Cause::Unclaimed, started: 0, canary: None, of_whole_pod: false }
+    Judgement {
+        verdict,
+        cause,
+        at,
+        entry,
+        tried: cause != Cause::Unclaimed,
+        started: 0,
+        canary: None,
+        of_whole_pod: false,
+    }
 }
 
 fn of_filter(failed: &FilterFailure, rules: &Rules<'_>) -> (Verdict, Cause) {
