@@ -1,10 +1,12 @@
 //! What the operator counts, for Prometheus. Labels are names of ours (phases, outcomes, variants of errors) or reasons of
 //! Kubernetes, never data: their number is bounded. docs/metrics.md is generated from [`Metrics::described`].
 
+mod breakers;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, EncodeMetric};
 use prometheus_client::metrics::TypedMetric;
@@ -13,6 +15,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+
+use breakers::Breakers;
+
+pub use breakers::OpenBreakers;
 
 /// In front of every name.
 const PREFIX: &str = "openfilter";
@@ -55,8 +61,7 @@ pub struct Metrics {
     runs: Family<PhaseLabel, Gauge>,
     runs_degraded: Family<ReasonLabel, Gauge>,
     files_settled: Family<OutcomeLabel, Counter>,
-    breaker_open: Family<DependencyLabel, Gauge>,
-    breaker_next_probe: Family<DependencyLabel, Gauge>,
+    breakers: BTreeMap<&'static str, Arc<Breakers>>,
     pass_duration: Histogram,
     pass_errors: Family<ErrorLabel, Counter>,
     pods_created: Counter,
@@ -108,34 +113,6 @@ struct DependencyLabel {
     dependency: &'static str,
 }
 
-/// The open breakers of one run, as they are counted. A run that is forgotten takes its breakers with it.
-#[derive(Debug, Default)]
-pub struct OpenBreakers {
-    counted: BTreeMap<&'static str, OpenBreaker>,
-}
-
-/// One of them, counted until it is dropped.
-#[derive(Debug)]
-struct OpenBreaker {
-    runs: Gauge,
-    next_probe: Gauge,
-}
-
-impl OpenBreaker {
-    fn new(runs: Gauge, next_probe: Gauge) -> Self {
-        runs.inc();
-        Self { runs, next_probe }
-    }
-}
-
-impl Drop for OpenBreaker {
-    fn drop(&mut self) {
-        if self.runs.dec() == 1 {
-            self.next_probe.set(0);
-        }
-    }
-}
-
 impl Default for Metrics {
     fn default() -> Self {
         Self::new()
@@ -162,8 +139,13 @@ impl Metrics {
         let breaker_next_probe = add.family(
             "breaker_next_probe_timestamp_seconds",
             "dependency",
-            "Unix time of the latest probe that is scheduled for a dependency that fails; 0 while its breakers are closed",
+            "Unix time at which a dependency that fails is probed next, the earliest of all runs; in the past while a probe is under way or stuck; 0 while no breaker is open",
         );
+        let breakers = DEPENDENCIES.map(|dependency| {
+            let label = DependencyLabel { dependency };
+            let gauge = |family: &Family<DependencyLabel, Gauge>| family.get_or_create(&label).clone();
+            (dependency, Breakers::new(gauge(&breaker_open), gauge(&breaker_next_probe)))
+        });
         let pass_duration =
             add.seconds("pass_duration", "Time from the start of a pass over a run to its end", PASS_SECONDS);
         let pass_errors = add.family("pass_errors", "error", "Passes over a run that failed, by error");
@@ -189,8 +171,7 @@ impl Metrics {
             runs,
             runs_degraded,
             files_settled,
-            breaker_open,
-            breaker_next_probe,
+            breakers: breakers.into(),
             pass_duration,
             pass_errors,
             pods_created,
@@ -204,35 +185,16 @@ impl Metrics {
             leader,
         };
         FileOutcome::ALL.iter().for_each(|outcome| metrics.settled(*outcome, 0));
-        // A breaker that never opened is closed, and not absent.
-        for dependency in DEPENDENCIES {
-            let label = DependencyLabel { dependency };
-            metrics.breaker_open.get_or_create(&label).set(0);
-            metrics.breaker_next_probe.get_or_create(&label).set(0);
-        }
         metrics
     }
 
-    /// Counts a run under the dependencies whose breakers are open, and under no others.
+    /// Counts a run under the dependencies whose breakers are open, and under no others. Each has the time of its next probe.
     pub fn set_open(
         &self,
         of_run: &mut OpenBreakers,
-        next_probes: impl Iterator<Item = (&'static str, Duration)>,
+        next_probes: impl Iterator<Item = (&'static str, Instant)>,
     ) {
-        let mut before = std::mem::take(&mut of_run.counted);
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        for (dependency, left) in next_probes {
-            let breaker = of_run.counted.entry(dependency).or_insert_with(|| {
-                before.remove(dependency).unwrap_or_else(|| {
-                    let label = DependencyLabel { dependency };
-                    let gauge =
-                        |family: &Family<DependencyLabel, Gauge>| family.get_or_create(&label).clone();
-                    OpenBreaker::new(gauge(&self.breaker_open), gauge(&self.breaker_next_probe))
-                })
-            });
-            let due = i64::try_from((now + left).as_secs()).unwrap_or(i64::MAX);
-            breaker.next_probe.inner().fetch_max(due, Ordering::Relaxed);
-        }
+        of_run.set(&self.breakers, next_probes);
     }
 
     /// How many runs are in a phase. Say it of every phase, also of those without any: a gauge keeps its last value.
@@ -409,37 +371,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
         }
-    }
-
-    #[test]
-    fn a_run_is_counted_under_its_open_breakers_until_they_close_or_it_is_forgotten() {
-        let metrics = Metrics::new();
-        let shows = |line: &str| {
-            let text = metrics.encode().unwrap();
-            assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
-        };
-        let (mut one, mut two) = (OpenBreakers::default(), OpenBreakers::default());
-        shows("openfilter_breaker_open{dependency=\"sink\"} 0");
-        let (soon, later) = (Duration::ZERO, Duration::from_secs(1_000_000));
-        metrics.set_open(
-            &mut one,
-            [("source", later), ("credentials", soon), ("credentials", soon)].into_iter(),
-        );
-        metrics.set_open(&mut two, [("source", soon)].into_iter());
-        metrics.set_open(&mut two, [("source", soon)].into_iter());
-        shows("openfilter_breaker_open{dependency=\"source\"} 2");
-        shows("openfilter_breaker_open{dependency=\"credentials\"} 1");
-        metrics.set_open(&mut two, std::iter::empty());
-        shows("openfilter_breaker_open{dependency=\"source\"} 1");
-        let next_probe = |dependency: &'static str| {
-            metrics.breaker_next_probe.get_or_create(&DependencyLabel { dependency }).get()
-        };
-        let apart = next_probe("source") - next_probe("credentials");
-        assert!((999_990..=1_000_000).contains(&apart), "the latest probe of all runs: {apart}");
-        drop(one);
-        assert_eq!(next_probe("source"), 0, "no breaker is open any more");
-        shows("openfilter_breaker_open{dependency=\"source\"} 0");
-        shows("openfilter_breaker_open{dependency=\"credentials\"} 0");
     }
 
     #[test]

@@ -211,11 +211,9 @@ impl Breakers {
         }
     }
 
-    /// Names under which breakers are open, each with the time until its next probe, for metrics.
-    pub fn next_probes(&self, now: Instant) -> impl Iterator<Item = (&'static str, Duration)> {
-        self.open_now().filter_map(move |(dependency, open)| {
-            Some((dependency.label()?, open.next_probe.saturating_duration_since(now)))
-        })
+    /// Names under which breakers are open, each with the time of its next probe, for metrics.
+    pub fn next_probes(&self) -> impl Iterator<Item = (&'static str, Instant)> {
+        self.open_now().filter_map(|(dependency, open)| Some((dependency.label()?, open.next_probe)))
     }
 
     /// What the run waits for, if a breaker is open.
