@@ -127,6 +127,9 @@ pub enum Reason {
     OperatorRefused,
 }
 
+/// What to do about a queue that is full.
+pub const MORE_MEMORY: &str = "give Valkey more memory, or let other runs end first";
+
 impl Reason {
     /// Whether only a person can help: tools need not wait for it. It is looked at again now and then nonetheless.
     pub fn is_stalled(self) -> bool {

@@ -9,7 +9,7 @@ use storage::{Lister, Skipped};
 use tokio::task::JoinHandle;
 
 use crate::context::Context;
-use crate::error::{Obstacle, Reason, chain};
+use crate::error::{MORE_MEMORY, Obstacle, Reason, chain};
 use crate::listing::{Bounds, ListingError, Progress, list_into};
 use crate::world::Uid;
 
@@ -106,7 +106,9 @@ fn obstacle(error: &ListingError) -> Obstacle {
         }
         // The bucket was listed into something that the queue cannot take: that is not the queue's fault.
         ListingError::Enqueue(queue::Error::Page { .. }) => Reason::ListingFailed,
-        ListingError::Enqueue(queue::Error::Full { .. }) => Reason::QueueFull,
+        ListingError::Enqueue(queue::Error::Full { .. }) => {
+            return Reason::QueueFull.because(format!("{}; {MORE_MEMORY}", chain(error)));
+        }
         ListingError::Enqueue(_) | ListingError::Count(_) => Reason::QueueUnavailable,
         ListingError::List { source: storage::StorageError::NoAccess(_), .. } => Reason::CredentialsInvalid,
         // The run ends for that reason in its next pass.

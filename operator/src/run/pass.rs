@@ -18,7 +18,7 @@ use super::memory::{Memory, RECENT_MAX};
 use super::setup::OpenedQueue;
 use super::status::{self, Report};
 use crate::context::Context;
-use crate::error::{Error, Obstacle, Reason, chain, is_refusal};
+use crate::error::{Error, MORE_MEMORY, Obstacle, Reason, chain, is_refusal};
 use crate::world::{Uid, View};
 
 /// An API error that persists for this many passes is reported, not treated as transient: an admission webhook is down, for
@@ -216,7 +216,9 @@ fn obstacle_after(error: &Error, memory: &Memory) -> Option<Obstacle> {
 fn obstacle_of(error: &Error, failed_passes: u32) -> Option<Obstacle> {
     match error {
         Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. }) => None,
-        Error::Queue(queue::Error::Full { .. }) => Some(Reason::QueueFull.because(chain(error))),
+        Error::Queue(queue::Error::Full { .. }) => {
+            Some(Reason::QueueFull.because(format!("{}; {MORE_MEMORY}", chain(error))))
+        }
         Error::Queue(_) => Some(Reason::QueueUnavailable.because(chain(error))),
         Error::NotOurs { .. } => Some(Reason::NameTaken.because(chain(error))),
         Error::Kubernetes { source, .. } => match source.as_ref() {
@@ -260,6 +262,18 @@ mod tests {
         assert_eq!(reported(403, 0), Some(Reason::OperatorRefused));
         assert_eq!(reported(500, 0), None);
         assert_eq!(reported(500, PERSISTENT), Some(Reason::OperatorRefused));
+    }
+
+    #[test]
+    fn a_full_server_is_reported_with_what_to_do() {
+        let source = redis::RedisError::from((redis::ErrorKind::UnexpectedReturnType, "OOM"));
+        let full = Error::Queue(queue::Error::Full { doing: "open the queue", source });
+        let found = obstacle_of(&full, 0).unwrap();
+        assert_eq!(found.reason, Reason::QueueFull);
+        assert!(
+            found.message.ends_with("; give Valkey more memory, or let other runs end first"),
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::settle::Settled;
 use super::status;
 use super::workers::{self, BATCH, Removal};
 use super::{GATHER, PUBLISH_EVERY, RESYNC};
-use crate::error::{Error, Obstacle, Reason};
+use crate::error::{Error, MORE_MEMORY, Obstacle, Reason};
 use crate::pods::{Stage, WorkerPod};
 use crate::world::View;
 
@@ -126,7 +126,7 @@ impl Pass<'_> {
             .collect();
         let backing_off = self.memory.creation.waits(self.now).is_some();
         let probe = self.memory.breakers.probe(self.now, alive.iter().copied(), in_flight);
-        let next_probes = self.memory.breakers.next_probes(self.now);
+        let next_probes = self.memory.breakers.next_probes();
         self.ctx.metrics.set_open(&mut self.memory.open_breakers, next_probes);
         let plan = decide::decide(&Seen {
             stats,
@@ -199,10 +199,10 @@ impl Pass<'_> {
 
 /// A listing that waits for memory depends on other runs, unlike one that waits for its own files.
 fn queue_full() -> Obstacle {
-    Reason::QueueFull.because(
+    Reason::QueueFull.because(format!(
         "Valkey uses more than 80 % of its maxmemory: this run keeps one page of files queued, and adds none while the \
-         server is full; give Valkey more memory, or let other runs end first",
-    )
+         server is full; {MORE_MEMORY}"
+    ))
 }
 
 /// When the first file may have taken too long.
