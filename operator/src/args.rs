@@ -70,7 +70,7 @@ pub struct Args {
     /// How long the Job of a finished run is kept
     #[arg(long, env = "JOB_RETENTION", default_value = "24h", value_parser = duration, help_heading = "Retention")]
     job_retention: Duration,
-    /// How long dead letters and counters of a finished run are kept in Valkey
+    /// How long dead letters and counters of a finished run are kept in Valkey, and the queue of one whose finalizer was removed by hand
     #[arg(long, env = "DETAILS_RETENTION", default_value = "168h", value_parser = duration, help_heading = "Retention")]
     details_retention: Duration,
     /// How long a finished run is remembered after its PipelineRun was last seen, so that it is not executed again

@@ -87,7 +87,7 @@ pub const ROLES: &[Role] = &[
                 "",
                 "configmaps",
                 &["get", "create", "patch"],
-                "note what is still to be removed from a Valkey that is away",
+                "note what is still to be removed from Valkey",
             )
             .named(&[NOTES]),
         ],

@@ -111,7 +111,7 @@ impl FileState {
         let (pod, said) = line.split_once(' ')?;
         let (word, rest) = said.split_once(' ').unwrap_or((said, ""));
         let state = match word {
-            // For an operator of another version it is as good as any file that was started.
+            // An older operator treats it as any file that was started.
             "started" if rest == PUBLISHING => State::Publishing,
             "started" => State::Started,
             "succeeded" => State::Succeeded,

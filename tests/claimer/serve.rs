@@ -214,8 +214,11 @@ async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_ha
 
 #[tokio::test]
 async fn concurrent_filters_work_at_the_same_time() {
-    let mut bench =
-        pod_of_two("Concurrent", r#"echo begins >>"$STEPS"; sleep 1; echo ends >>"$STEPS""#).await;
+    // Each waits for the other to begin, and not for ever.
+    let filter = r#"echo begins >>"$STEPS"
+        for _ in $(seq 600); do [ "$(grep -c begins "$STEPS")" = 2 ] && break; sleep 0.1; done
+        echo ends >>"$STEPS""#;
+    let mut bench = pod_of_two("Concurrent", filter).await;
     let steps = bench.folder.path().join("steps");
     bench.set("STEPS", steps.display().to_string()).set("OPENFILTER_MAX_FILES", "1");
     let (ended, said) = serve(&bench, &SMALL[..1], None).await;

@@ -242,7 +242,7 @@ async fn a_run_that_is_created_again_in_mid_run_takes_over_its_queue() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Somebody removed its finalizer. Created again it would go on from its queue, so that the queue goes only after a while, also
+/// Its finalizer is removed by hand. Created again it would go on from its queue, so the queue is removed only after a while, also
 /// when the operator restarts meanwhile.
 #[tokio::test]
 #[ignore = "needs the cluster"]

@@ -292,7 +292,7 @@ async fn node_for_workers(labs: &[Lab]) -> String {
     let node = node_without_services(&labs[0]).await;
     for lab in labs {
         // Longer than the grace period of a pod.
-        lab.put_many("", FILES, |_| "sleep 15".to_owned()).await;
+        lab.put_many("", FILES, |_| "sleep 20".to_owned()).await;
         prefer_node(lab, &node).await;
     }
     node
@@ -301,17 +301,21 @@ async fn node_for_workers(labs: &[Lab]) -> String {
 /// Starts runs whose files are all processed at once, and waits until a filter of each works on this node.
 async fn processed_on(labs: &[Lab], run: &str, node: &str) {
     let execution = json!({"parallelism": FILES, "pendingTimeout": "10s", "maxAttempts": 1});
-    let work = async |lab: &Lab| {
+    for lab in labs {
         lab.run(run, json!({"execution": execution})).await;
-        let working = async || {
+    }
+    let all_work = async || {
+        for lab in labs {
             let mut pods = lab.pods().await;
             pods.retain(|pod| is_in_phase(pod, "Running"));
-            let all_work = !lab.is_warm() || lab.reports(run, "started").await == pods.len();
-            Ok((all_work && pods.iter().any(|pod| is_on(pod, node))).then_some(()))
-        };
-        lab.eventually(&format!("{run}: a filter works on {node}"), working).await;
+            let have_begun = !lab.is_warm() || lab.reports(run, "started").await == pods.len();
+            if !have_begun || !pods.iter().any(|pod| is_on(pod, node)) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
     };
-    join_all(labs.iter().map(work)).await;
+    labs[0].eventually(&format!("{run}: filters of all runs work on {node}"), all_work).await;
 }
 
 async fn check_all_end_uncharged(labs: &[Lab], run: &str) {

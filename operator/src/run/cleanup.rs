@@ -49,8 +49,13 @@ impl Pass<'_> {
         let (ctx, run) = (self.ctx, self.run);
         self.memory.listing.task = None;
         if !has_finalizer(run) {
+            // Removed by another program while a third one's keeps the run.
+            if let Some(run_id) = &self.memory.run_id {
+                note_vanished(ctx, self.uid, run_id, true).await?;
+            }
             return Ok(Next::Done);
         }
+        self.memory.run_id = setup::run_id(run).ok();
         let since = *self.memory.deleting.get_or_insert(self.now);
         // Garbage collection does it too: a refusal that lasts does not block the run.
         if let Err(error) = remove_workers(ctx, run).await {
@@ -181,9 +186,9 @@ async fn note_left(ctx: &Context, uid: &str, noted: &str) -> Result<(), Error> {
     }
 }
 
-/// A run that is gone although it had our finalizer: somebody removed that, or a backup is being restored. Its queue stays as
-/// long as what a finished run leaves, because the same run, created again, goes on from there. One that was being deleted
-/// leaves nothing.
+/// A run that is gone although it had our finalizer: a person or a program removed that, or a backup is being restored. Its queue
+/// stays as long as what a finished run leaves, because the same run, created again, goes on from there. One that was being
+/// deleted leaves nothing.
 pub async fn note_vanished(
     ctx: &Context,
     uid: &str,
@@ -219,7 +224,8 @@ pub async fn sweep(ctx: &Context) -> Result<(), Error> {
             continue;
         }
         // A run that could not be read for a while looked as if it were gone.
-        let is_back = ctx.world.view(&uid.as_str().into()).is_some();
+        let view = ctx.world.view(&uid.as_str().into());
+        let is_back = view.is_some_and(|view| view.run.metadata.deletion_timestamp.is_none());
         if let Some(run_id) = run_id.filter(|_| !is_back) {
             forget(ctx, &run_id, &uid).await?;
         }

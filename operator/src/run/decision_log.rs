@@ -8,21 +8,21 @@ use super::pass::Pass;
 use crate::metrics::FileOutcome;
 
 impl Pass<'_> {
-    /// Logs the fate of a file under the outcome that it is counted as. A disruption that is worth a line at info is an event, too.
+    /// Logs the fate of a file under the outcome that it is counted as; returns whether it was worth a line at info.
     pub fn log_decision(
         &mut self,
         outcome: Option<FileOutcome>,
         fate: &Fate,
         failure: Option<&Failure>,
         pod: Option<&str>,
-    ) {
+    ) -> bool {
         let (run, namespace) = (self.run.name_any(), self.run.namespace());
         let admitted = outcome
             .filter(|outcome| is_decision(*outcome))
             .and_then(|outcome| self.memory.decisions.admit(outcome, self.now).zip(Some(outcome)));
         let Some((suppressed, outcome)) = admitted else {
             tracing::debug!(run, namespace, pod, ?fate, "settled");
-            return;
+            return false;
         };
         let Details { file, attempts, disruptions, retry_in_ms } = details(fate);
         let reason = failure.map(Failure::reason);
@@ -41,9 +41,7 @@ impl Pass<'_> {
             suppressed,
             "settled"
         );
-        if let (Fate::Disrupted { file, .. }, Some(failure)) = (fate, failure) {
-            self.warn_about_file("FileDisrupted", file, failure, pod);
-        }
+        true
     }
 }
 

@@ -181,7 +181,7 @@ impl Pass<'_> {
         }
         let (job, has_succeeded) = (shown.uid(), written.is_ok());
         self.memory.job_write = Some(JobWrite { job, status, suspended, has_succeeded, at: Instant::now() });
-        None
+        Some(every.failed).filter(|_| !has_succeeded)
     }
 
     /// Writes how the Job ended: in the same pass as the run.

@@ -287,7 +287,16 @@ impl Pass<'_> {
             if let (Fate::DeadLettered { file, .. }, Some(failure)) = (&fate, failure) {
                 self.announce_failure(file, failure, Some(&settlement.consumer));
             }
-            self.log_decision(outcome, &fate, failure, Some(&settlement.consumer));
+            let is_logged = self.log_decision(outcome, &fate, failure, Some(&settlement.consumer));
+            // An outage disrupts without end, and has a condition. What counts is about this file or its pod.
+            if let (
+                true,
+                Fate::Disrupted { file, .. },
+                Verdict::Disrupted(Disruption { failure, counts: true }),
+            ) = (is_logged, &fate, &settlement.verdict)
+            {
+                self.warn_about_file("FileDisrupted", file, failure, Some(&settlement.consumer));
+            }
         }
         Ok(())
     }
