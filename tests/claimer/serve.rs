@@ -179,6 +179,37 @@ async fn no_file_is_fetched_ahead_that_would_fill_the_disk() {
     assert_eq!((counts(&bench).await, said.len()), ((0, 0, 4, 0), 0), "{said:?}");
 }
 
+/// How many files are in the workspace while the filter works, for each of three that one pod processes.
+async fn files_in_the_workspace(prefetch_bytes: usize) -> Vec<usize> {
+    let mut bench = pod(r#"sleep 1; find "$WORKSPACE" -type f -size +500k | wc -l >>"$SEEN""#).await;
+    let seen = bench.folder.path().join("seen");
+    bench.set("SEEN", seen.display().to_string()).set("OPENFILTER_MAX_FILES", "3");
+    bench.set("OPENFILTER_PREFETCH_BYTES", prefetch_bytes.to_string());
+    let (ended, said) = serve(&bench, &["a", "b", "c"].map(|key| (key, 600 * KIB)), None).await;
+    ended.assert_ok();
+    assert_eq!((counts(&bench).await, said.len()), ((0, 0, 3, 0), 0), "{said:?}");
+    fs::read_to_string(seen).unwrap().lines().map(|files| files.parse().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn no_more_bytes_are_fetched_ahead_than_allowed() {
+    // The file that is being processed counts, and a second one does not fit beside it.
+    assert_eq!(files_in_the_workspace(KIB * KIB).await, [1, 1, 1]);
+    let many = files_in_the_workspace(10 * KIB * KIB).await;
+    assert!(many[0] > 1, "{many:?}");
+}
+
+#[tokio::test]
+async fn the_filters_of_a_file_share_its_time() {
+    let mut bench = pod_of_two("Sequential", "sleep 4").await;
+    bench.set("OPENFILTER_FILE_TIMEOUT", "6s").set("OPENFILTER_MAX_FILES", "1");
+    let (ended, said) = serve(&bench, &SMALL[..1], None).await;
+    ended.assert_ok();
+    let words: Vec<&str> = said.iter().map(|(_, words)| words.as_str()).collect();
+    assert!(matches!(words[..], [only] if only.starts_with("filter describe timeout ")), "{said:?}");
+    assert_eq!(counts(&bench).await, (1, 0, 0, 1), "{said:?}");
+}
+
 #[tokio::test]
 async fn a_file_that_cannot_be_fetched_is_reported_at_once_and_not_in_its_turn() {
     let mut bench = pod("sleep 5").await;
