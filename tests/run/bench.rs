@@ -160,7 +160,7 @@ impl Cost {
 /// them, so that the machine's two processors are left to what is measured.
 async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
     let mut lab = Lab::alone("cost").await;
-    lab.set("LOG", "info,operator::run::settle=debug");
+    lab.set("LOG", "info,operator::run::decision_log=debug");
     lab.set("LOG_FORMAT", "json");
     lab.restart_with("LISTEN", "127.0.0.1:18080").await;
     let put = |number: usize| {

@@ -21,7 +21,7 @@ const TIMES_FASTER: f64 = 100.0;
 const OF_BARE_LOOP: f64 = 0.6;
 
 const SMALL: Case =
-    Case { what: "1 KiB", bytes: KIB, filters: &[&["copy"]], has_sink: false, few: 40, many: 4_000 };
+    Case { what: "1 KiB", bytes: KIB, filters: &[&["copy"]], has_sink: false, few: 40, many: 12_000 };
 /// Only recorded: each differs from [`SMALL`] in one thing.
 const OTHERS: [Case; 3] = [
     Case { what: "1 MiB", bytes: MIB, few: 20, many: 1_000, ..SMALL },
