@@ -245,7 +245,7 @@ async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_ha
 
 #[tokio::test]
 async fn concurrent_filters_work_at_the_same_time() {
-    // Each waits for the other to begin, and not for ever.
+    // Each waits for the other to begin, for a minute at most.
     let filter = r#"echo begins >>"$STEPS"
         for _ in $(seq 600); do [ "$(grep -c begins "$STEPS")" = 2 ] && break; sleep 0.1; done
         echo ends >>"$STEPS""#;
