@@ -68,7 +68,12 @@ impl Canary<'_> {
         self.first_that_is_there(failed, exit, async |key| {
             let request = self.client.head_object().bucket(self.bucket).key(key);
             let sent = request.customize().config_override(few_tries()).send().await;
-            sent.map_err(StorageError::from).map_or_else(|error| up(&error), |_| Some(true))
+            match sent.map_err(StorageError::from) {
+                Ok(_) => Some(true),
+                // Keys that may write need not be allowed to read.
+                Err(StorageError::NoAccess(_)) => None,
+                Err(error) => up(&error),
+            }
         })
         .await
     }

@@ -204,6 +204,12 @@ async fn a_failed_upload_looks_up_the_last_result() {
     proxy.inject(Rule::every(Fault::InternalError, "/good"));
     assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), Some(false)));
 
+    // Keys that may only write.
+    proxy.heal();
+    proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
+    proxy.inject(Rule::every(Fault::Forbidden, "/good").method(Method::HEAD));
+    assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), None));
+
     // The name of the very result that fails. A name with a line break is never a canary.
     fs::write(bench.workspace().join("input.source_uri"), format!("s3://{BUCKET}/in/day 2.mp4")).unwrap();
     bench.set("SINK_S3_CANARY_KEY", "out/day 2.mp4/bad");
