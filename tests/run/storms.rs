@@ -17,6 +17,7 @@ use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, is_in
 in_both_modes! {
     an_operator_that_is_killed_again_and_again_loses_nothing
     valkey_that_went_back_to_before_a_failure_is_told_of_it_again
+    two_operators_at_once_count_every_file_once
 }
 
 pub fn of(run: &PipelineRun, count: impl Fn(&crds::v1alpha1::Counts) -> i64) -> i64 {
@@ -140,10 +141,8 @@ async fn an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next() 
 }
 
 /// A leader that has lost its lease and does not know it: two operators decide about the same run at once.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn two_operators_at_once_count_every_file_once() {
-    let mut lab = Lab::new("two").await;
+async fn two_operators_at_once_count_every_file_once(mode: Mode) {
+    let mut lab = Lab::in_mode("two", mode).await;
     lab.start_operator();
     lab.put_many("", 15, |number| if number % 5 == 0 { "exit 1".to_owned() } else { "copy".to_owned() })
         .await;
@@ -381,4 +380,6 @@ async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another() {
     lab.start_operator();
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (3, 3, 0));
+    let told = lab.events("r", "FileDisrupted", 2).await;
+    assert!(told.iter().all(|event| event.message.as_ref().unwrap().contains("PodGone")), "{told:?}");
 }

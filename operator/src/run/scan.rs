@@ -74,9 +74,10 @@ impl Pass<'_> {
         };
         let reclaimed = prepared.queue.reclaim(Duration::ZERO, &prepared.limits.retry, judge).await?;
         self.report_removed_consumers(reclaimed.removed_consumers);
+        let failure = verdict::vanished("of the file");
         for fate in &reclaimed.fates {
             if let Fate::DeadLettered { file, .. } = fate {
-                self.announce_failure(file, &verdict::vanished("of the file"), None);
+                self.announce_failure(file, &failure, None);
             }
             let outcome = outcome(fate).map(|outcome| match outcome {
                 FileOutcome::Retried | FileOutcome::Disrupted => FileOutcome::Reclaimed,
@@ -85,7 +86,10 @@ impl Pass<'_> {
             if let Some(outcome) = outcome {
                 self.ctx.metrics.settled(outcome, 1);
             }
-            self.log_decision(outcome, fate, Some(&verdict::vanished("of the file")), None);
+            let is_logged = self.log_decision(outcome, fate, Some(&failure), None);
+            if is_logged && let Fate::Disrupted { file, .. } = fate {
+                self.warn_about_file("FileDisrupted", file, &failure, None);
+            }
         }
         if reclaimed.held_by_nobody > 0 {
             tracing::warn!(run = %self.run.name_any(), files = reclaimed.held_by_nobody, "queued files again that had no holder");

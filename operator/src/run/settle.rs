@@ -288,12 +288,10 @@ impl Pass<'_> {
                 self.announce_failure(file, failure, Some(&settlement.consumer));
             }
             let is_logged = self.log_decision(outcome, &fate, failure, Some(&settlement.consumer));
-            // An outage disrupts without end, and has a condition. What counts is about this file or its pod.
-            if let (
-                true,
-                Fate::Disrupted { file, .. },
-                Verdict::Disrupted(Disruption { failure, counts: true }),
-            ) = (is_logged, &fate, &settlement.verdict)
+            // An outage of the storage disrupts without end, and has a condition. What counts is about this file or its pod.
+            if is_logged
+                && let Fate::Disrupted { file, .. } = &fate
+                && let Verdict::Disrupted(Disruption { failure, counts: true }) = &settlement.verdict
             {
                 self.warn_about_file("FileDisrupted", file, failure, Some(&settlement.consumer));
             }
