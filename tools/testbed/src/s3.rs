@@ -1,5 +1,8 @@
 //! A few requests to the S3 server, signed: enough to fill a bucket and to see what a server answers.
 
+use std::io::{self, ErrorKind};
+use std::time::{Duration, Instant};
+
 use aws_lc_rs::hmac;
 use bytes::Bytes;
 use http::{Method, StatusCode};
@@ -13,6 +16,9 @@ use crate::{
 };
 
 const REGION: &str = "us-east-1";
+/// How long a way to the server is waited for.
+const CONNECTED_WITHIN: Duration = Duration::from_secs(60);
+const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// The signature covers the request, not its body, which is fine on one machine.
 const PAYLOAD: &str = "UNSIGNED-PAYLOAD";
 
@@ -79,11 +85,11 @@ impl S3 {
             .header("x-amz-content-sha256", PAYLOAD)
             .header("authorization", self.authorization(&method, path, &time))
             .body(Full::new(body))
-            .map_err(std::io::Error::other)
+            .map_err(io::Error::other)
             .doing(doing)?;
-        let stream = TcpStream::connect(&self.host).await.doing(doing)?;
+        let stream = self.connect().await.doing(doing)?;
         let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = connected.map_err(std::io::Error::other).doing(doing)?;
+        let (mut sender, connection) = connected.map_err(io::Error::other).doing(doing)?;
         let connection = tokio::spawn(connection);
         let answered = async {
             let response = sender.send_request(request).await?;
@@ -92,7 +98,20 @@ impl S3 {
         }
         .await;
         connection.abort();
-        answered.map_err(|error: hyper::Error| std::io::Error::other(error)).doing(doing)
+        answered.map_err(|error: hyper::Error| io::Error::other(error)).doing(doing)
+    }
+
+    /// While nodes come and go, the host's way to a service may be interrupted for a moment.
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let began = Instant::now();
+        loop {
+            match TcpStream::connect(&self.host).await {
+                Err(error) if is_without_route(&error) && began.elapsed() < CONNECTED_WITHIN => {
+                    tokio::time::sleep(RETRY_AFTER).await;
+                }
+                connected => return connected,
+            }
+        }
     }
 
     /// AWS Signature Version 4, with the three headers that it needs.
@@ -114,6 +133,11 @@ impl S3 {
         let credential = format!("{}/{scope}", self.access_key);
         format!("AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders={signed}, Signature={signature}")
     }
+}
+
+/// Whether nobody could be asked. A server that refuses a connection is there, or known to be away.
+fn is_without_route(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable | ErrorKind::TimedOut)
 }
 
 fn refused(doing: &str, what: &str, status: StatusCode, body: &Bytes) -> Error {
