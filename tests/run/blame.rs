@@ -11,7 +11,7 @@ use kube::api::EvictParams;
 use serde_json::{Value, json};
 use testbed::{Fault, FaultyS3, Rule};
 
-use crate::harness::{Lab, Mode, SOON, condition, counts, is_degraded_by, is_soak, message, phase, running};
+use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, is_soak, message, phase, running, soon};
 use crate::storms::of;
 
 /// A proxy at the address of one that is gone: the storage is back. Connections that are still closing hold it for a moment.
@@ -35,7 +35,7 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
         _ if is_soak() => (60, 300, json!({})),
         Mode::PodPerFile => (20, 60, json!({"parallelism": 4, "maxAttempts": 1})),
         // More, because pods finish those that they have fetched ahead.
-        Mode::Warm => (30, 60, json!({"parallelism": 4, "maxAttempts": 1})),
+        Mode::Warm => (40, 60, json!({"parallelism": 4, "maxAttempts": 1})),
     };
     let lab = Lab::in_mode("outage", mode).await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
@@ -53,7 +53,7 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
     lab.eventually("three files are disrupted", fails).await;
     println!("disrupted three files {:?} after the storage stopped", down.elapsed());
     let is_reported = |run: &PipelineRun| is_degraded_by(run, "StorageUnavailable");
-    let degraded = lab.until_within(SOON, "r", "the outage is reported", is_reported).await;
+    let degraded = lab.until_within(soon(), "r", "the outage is reported", is_reported).await;
     println!("reported {:?} after the storage stopped", down.elapsed());
     let words = message(&degraded, "Degraded");
     assert!(words.contains("no file is charged") && words.contains("one pod at a time"), "{words}");
@@ -70,7 +70,7 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
     assert!(left > i64::from(parallelism), "{left} files are too few to show full parallelism");
     let proxy = listen_again(&lab, &url).await;
     let back = Instant::now();
-    lab.processes_at_once("r", usize::try_from(parallelism).unwrap(), SOON).await;
+    lab.processes_at_once("r", usize::try_from(parallelism).unwrap(), soon()).await;
     println!("at full parallelism {:?} after the storage was back", back.elapsed());
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (files, files, 0));
@@ -84,10 +84,11 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
 /// Pods that process many files keep the keys that they were started with, so those whose keys are refused make way for new
 /// ones.
 async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt(mode: Mode) {
-    let files = if mode == Mode::Warm { 20 } else { 8 };
+    // Enough to be at work when the second of the new pods has started.
+    let files = if mode == Mode::Warm { 30 } else { 10 };
     let lab = Lab::in_mode("revoked", mode).await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
-    lab.put_many("", files, |_| "sleep 0.5".to_owned()).await;
+    lab.put_many("", files, |_| "sleep 1".to_owned()).await;
     lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
     lab.until("r", "one is done", |run| of(run, |counts| counts.succeeded) >= 1).await;
@@ -95,10 +96,10 @@ async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt(mode: 
     let fails = async || Ok((lab.tally("r", "disrupted").await >= 3).then_some(()));
     lab.eventually("three files are disrupted", fails).await;
     let are_reported = |run: &PipelineRun| is_degraded_by(run, "CredentialsInvalid");
-    lab.until_within(SOON, "r", "the keys are reported", are_reported).await;
+    lab.until_within(soon(), "r", "the keys are reported", are_reported).await;
     proxy.heal();
     let back = Instant::now();
-    lab.processes_at_once("r", 2, SOON).await;
+    lab.processes_at_once("r", 2, soon()).await;
     println!("at full parallelism {:?} after the keys were accepted", back.elapsed());
     let run = lab.finished("r").await;
     let files = files as i64;
@@ -129,7 +130,8 @@ async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
     lab.until("r", "the keys are reported", is_refused).await;
     let url = proxy.url.clone();
     drop(proxy);
-    lab.until("r", "the outage is reported", |run| is_degraded_by(run, "StorageUnavailable")).await;
+    let is_out = |run: &PipelineRun| is_degraded_by(run, "StorageUnavailable");
+    lab.until("r", "the outage is reported", is_out).await;
     let before = lab.tally("r", "disrupted").await;
     assert!(before >= 6, "{before} disruptions, where one alone is free");
     // The storage is back, and the keys are not. Nothing is served before the rule is there: both run on this thread.
@@ -137,7 +139,7 @@ async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
     proxy.inject(refuse());
     lab.until("r", "the keys are reported again", is_refused).await;
     proxy.heal();
-    lab.until_within(SOON, "r", "it goes on", goes_on).await;
+    lab.until_within(soon(), "r", "it goes on", goes_on).await;
     assert_eq!(counts(&lab.finished("r").await), (2, 2, 0));
     assert_eq!(lab.tally("r", "retried").await, 0);
 }
@@ -176,7 +178,12 @@ async fn a_last_object_that_is_refused_is_charged_after_a_restart_of_the_operato
     lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
     lab.until("r", "the good one is done", |run| of(run, |counts| counts.succeeded) == 1).await;
+    // No pod is left either that has fetched the good one, or was told of it.
+    lab.patch("r", json!({"spec": {"suspend": true}})).await;
+    let without_pods = async || Ok(lab.pods().await.is_empty().then_some(()));
+    lab.eventually("the run is suspended", without_pods).await;
     lab.restart_with("MAX_DISRUPTIONS", "1").await;
+    lab.patch("r", json!({"spec": {"suspend": false}})).await;
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (2, 1, 1));
     let reason = lab.dead_letters("r").await[0].reason.clone();
@@ -188,7 +195,7 @@ async fn a_last_object_that_is_refused_is_charged_after_a_restart_of_the_operato
 async fn a_pod_that_is_evicted_costs_its_file_nothing(mode: Mode) {
     let lab = Lab::in_mode("drained", mode).await;
     // Longer than the grace period of a pod.
-    lab.put("file", "sleep 15").await;
+    lab.put("file", "sleep 20").await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
     let pods = lab.filters_work("r", 1).await;

@@ -17,6 +17,7 @@ use crate::storms::of;
 in_both_modes! {
     a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods
     a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_again
+    a_job_that_others_suspend_starts_nothing_until_they_resume_it
 }
 
 async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods(mode: Mode) {
@@ -78,10 +79,8 @@ async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
 }
 
 /// Quota systems suspend Jobs; the operator never takes that back.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_job_that_others_suspend_starts_nothing_until_they_resume_it() {
-    let lab = Lab::new("kueue").await;
+async fn a_job_that_others_suspend_starts_nothing_until_they_resume_it(mode: Mode) {
+    let lab = Lab::in_mode("kueue", mode).await;
     lab.put_many("", 6, |_| "sleep 2".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 2}})).await;

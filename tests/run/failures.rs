@@ -158,7 +158,7 @@ async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
 #[ignore = "needs the cluster"]
 async fn pods_that_a_node_never_brings_up_are_replaced_and_the_node_is_named() {
     let mut lab = Lab::new("sandbox").await;
-    lab.restart_with("START_TIMEOUT", "5s").await;
+    lab.restart_with("START_TIMEOUT", "15s").await;
     lab.put_many("", 2, |_| "copy".to_owned()).await;
     // No node of the cluster takes the pods: this test plays scheduler and kubelet.
     let nowhere = json!({"nodeSelector": {"played-by": "suite"}});

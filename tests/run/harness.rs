@@ -40,9 +40,6 @@ pub enum Turn {
 
 /// How long a run may take on a busy machine.
 pub const LONG: Duration = Duration::from_secs(600);
-/// How soon a run reports what it depends on and lacks, and goes on at full speed once that is back: 15 s, which the tests print,
-/// and as much again on a busy machine.
-pub const SOON: Duration = Duration::from_secs(30);
 /// How long a tool of the tests waits for Valkey.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(60);
 /// Failed files that a status shows.
@@ -53,6 +50,12 @@ const PUTS_AT_ONCE: usize = 8;
 /// Whether large sizes and long times are wanted: `make soak`. CI has smaller ones.
 pub fn is_soak() -> bool {
     std::env::var_os("SOAK").is_some()
+}
+
+/// How soon a run reports what it depends on and lacks, and goes on at full speed once that is back: 15 s, and as much again where
+/// other tests keep the machine busy.
+pub fn soon() -> Duration {
+    Duration::from_secs(if is_soak() { 15 } else { 30 })
 }
 
 /// How many files a pod processes.
@@ -435,10 +438,16 @@ impl Lab {
 
     /// Files of a run whose pods say this of them now, in Warm mode.
     pub async fn reports(&self, run: &str, said: &str) -> usize {
+        self.reporters(run, said).await.len()
+    }
+
+    /// The pods that say this of a file now, in Warm mode.
+    pub async fn reporters(&self, run: &str, said: &str) -> Vec<String> {
         let states = self.run_id(run).key("states");
         let reports: Vec<String> =
             redis::cmd("HVALS").arg(states).query_async(&mut self.raw().await).await.unwrap();
-        reports.iter().filter(|report| report.split_once(' ').is_some_and(|(_, state)| state == said)).count()
+        let reports = reports.iter().filter_map(|report| report.split_once(' '));
+        reports.filter(|(_, state)| *state == said).map(|(pod, _)| pod.to_owned()).collect()
     }
 
     /// The node that runs a Deployment of one pod.

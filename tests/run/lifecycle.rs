@@ -20,6 +20,7 @@ in_both_modes! {
     results_are_published_once_also_after_a_retry
     concurrent_filters_run_side_by_side
     sample_filters_that_stay_running_answer_for_each_file
+    any_key_and_any_size_is_a_file
 }
 
 /// Of a hundred files five fail for good and five fail once: the counts and the dead letters are exact, tools can wait for
@@ -136,10 +137,8 @@ async fn an_empty_bucket_is_told_and_starts_nothing() {
 }
 
 /// Keys that look like paths, with any character, and files without a byte.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn any_key_and_any_size_is_a_file() {
-    let lab = Lab::new("keys").await;
+async fn any_key_and_any_size_is_a_file(mode: Mode) {
+    let lab = Lab::in_mode("keys", mode).await;
     let keys = [
         "with space",
         "new\nline",
