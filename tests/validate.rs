@@ -4,8 +4,10 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
+use tests::program::program;
 use tests::root;
 
 /// Exit code and output.
@@ -275,8 +277,22 @@ fn the_pipelines_of_the_sample_filters_are_valid() {
     }
 }
 
+/// kubectl runs the file of this name with the words that follow it; its users type another name than that of the file.
 #[test]
 fn it_is_a_plugin_of_kubectl() {
-    let argv = ["/usr/local/bin/kubectl-openfilter", "validate", "-f", "/no/such/file"].map(OsString::from);
-    assert_eq!(cli::run(argv, std::io::empty(), &mut Vec::new()), 2);
+    let folder = tempfile::tempdir().unwrap();
+    let (file, program) = (write(folder.path(), "commit.yaml", COMMIT), program("openfilter"));
+    let plugin = folder.path().join("kubectl-openfilter");
+    std::os::unix::fs::symlink(&program, &plugin).unwrap();
+    let call = |program: &Path, words: &[&str]| {
+        let output = Command::new(program).arg("validate").args(words).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert_eq!(call(&plugin, &["-f", &file]), (Some(0), "2 checked, nothing is wrong\n".to_owned()));
+    for (program, usage) in
+        [(&plugin, "Usage: kubectl openfilter validate "), (&program, "Usage: openfilter validate ")]
+    {
+        let (code, help) = call(program, &["--help"]);
+        assert!(code == Some(0) && help.contains(usage), "{help}");
+    }
 }

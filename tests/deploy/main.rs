@@ -7,5 +7,6 @@ mod harness;
 mod lifecycle;
 mod manifests;
 mod namespaced;
+mod plugin;
 mod replicas;
 mod upgrade;
