@@ -1,5 +1,7 @@
-//! Mutated reviews: whatever comes, the answer is an answer. `REVIEWS` says how many (4,000 by default).
+//! Mutated reviews: whatever comes, the answer is an answer. `REVIEWS` says how many (4,000 by default). Each run of the test has
+//! other mutations and prints the seed that they come from; `SEED` repeats those of an earlier one.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -67,10 +69,30 @@ struct Answers {
     refused: usize,
 }
 
-/// Sends so many mutated reviews, one after the other; each connection has mutations of its own.
-async fn ask(client: Client, seed: u8, reviews: usize) -> Answers {
+/// Where the mutations come from.
+#[derive(Clone, Copy)]
+struct Seed(u64);
+
+impl Seed {
+    /// The one that is asked for, or another each time.
+    fn given_or_new() -> Self {
+        let given = std::env::var("SEED").map(|seed| seed.parse().expect("SEED is a number"));
+        // The keys of a hash are random, and so is the hash of nothing.
+        Self(given.unwrap_or_else(|_| RandomState::new().build_hasher().finish()))
+    }
+
+    /// Each connection has mutations of its own.
+    fn rng_of(self, connection: usize) -> TestRng {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&self.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&(connection as u64).to_le_bytes());
+        TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
+    }
+}
+
+/// Sends so many mutated reviews, one after the other.
+async fn ask(client: Client, mut rng: TestRng, reviews: usize, shows_progress: bool) -> Answers {
     let mut connection = client.http2().await;
-    let mut rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]);
     let objects = [pipeline(), run(), policy(), grant()];
     let mut answers = Answers::default();
     for number in 0..reviews {
@@ -109,7 +131,7 @@ async fn ask(client: Client, seed: u8, reviews: usize) -> Answers {
             other => panic!("{other} for {}", String::from_utf8_lossy(&body)),
         }
         let sent = number + 1;
-        if seed == 0 && sent.is_multiple_of(10_000) {
+        if shows_progress && sent.is_multiple_of(10_000) {
             println!("{} of {} reviews are answered", sent * CONNECTIONS, reviews * CONNECTIONS);
         }
     }
@@ -131,18 +153,21 @@ fn mutated_reviews_are_answered_and_never_bring_it_down() {
         report(panic);
     }));
     let runtime = tokio::runtime::Builder::new_multi_thread().thread_name(THREADS).enable_all().build();
-    runtime.unwrap().block_on(answer_mutated_reviews());
+    let seed = Seed::given_or_new();
+    println!("SEED={} repeats these mutations", seed.0);
+    runtime.unwrap().block_on(answer_mutated_reviews(seed));
     assert_eq!(panics.load(Ordering::Relaxed), 0, "panics are above");
 }
 
-async fn answer_mutated_reviews() {
+async fn answer_mutated_reviews(seed: Seed) {
     let reviews: usize = std::env::var("REVIEWS").map_or(4_000, |count| count.parse().unwrap());
     let webhook = Webhook::start();
     webhook.policy(&policy());
     webhook.pipeline(&pipeline());
     webhook.grant(&grant());
     let each = reviews.div_ceil(CONNECTIONS);
-    let asked = (0..CONNECTIONS).map(|seed| tokio::spawn(ask(webhook.client(), seed as u8, each)));
+    let ask = |number| tokio::spawn(ask(webhook.client(), seed.rng_of(number), each, number == 0));
+    let asked = (0..CONNECTIONS).map(ask);
     let answers = futures::future::try_join_all(asked).await.unwrap();
     let judged: usize = answers.iter().map(|answers| answers.judged).sum();
     let refused: usize = answers.iter().map(|answers| answers.refused).sum();
