@@ -20,7 +20,8 @@ in_both_modes! {
     results_are_published_once_also_after_a_retry
     concurrent_filters_run_side_by_side
     sample_filters_that_stay_running_answer_for_each_file
-    any_key_and_any_size_is_a_file
+    any_key_is_a_file
+    files_of_any_size_arrive_whole_and_so_do_their_results
 }
 
 /// Of a hundred files five fail for good and five fail once: the counts and the dead letters are exact, tools can wait for
@@ -137,7 +138,7 @@ async fn an_empty_bucket_is_told_and_starts_nothing() {
 }
 
 /// Keys that look like paths, with any character, and files without a byte.
-async fn any_key_and_any_size_is_a_file(mode: Mode) {
+async fn any_key_is_a_file(mode: Mode) {
     let lab = Lab::in_mode("keys", mode).await;
     let keys = [
         "with space",
@@ -163,6 +164,32 @@ async fn any_key_and_any_size_is_a_file(mode: Mode) {
     lab.run("r", json!({})).await;
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (stored, stored, 0), "{:?}", run.status.unwrap().recent_failures);
+}
+
+/// None, one byte, and what is just not and just transferred in parts, of which four are under way at a time.
+async fn files_of_any_size_arrive_whole_and_so_do_their_results(mode: Mode) {
+    const PART: usize = 8 << 20;
+    let lab = Lab::in_mode("sizes", mode).await;
+    let sizes = [0, 1, PART, PART + 1, 5 * PART + 3];
+    // No two parts are the same, so that none can take the place of another.
+    let content = |size: usize| -> Vec<u8> {
+        (0..size as u32).map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+    };
+    for size in sizes {
+        lab.services.s3.put(&lab.bucket, &format!("in/{size}"), content(size)).await.unwrap();
+    }
+    let mut sink = lab.bucket();
+    sink["prefix"] = json!("results/");
+    let source = json!({"bucket": {"prefix": "in/"}});
+    lab.pipeline(json!({"source": source, "filters": [filter("main", &["copy"])], "sink": {"bucket": sink}}))
+        .await;
+    lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
+    let (run, files) = (lab.finished("r").await, sizes.len() as i64);
+    assert_eq!(counts(&run), (files, files, 0), "{:?}", run.status.unwrap().recent_failures);
+    for size in sizes {
+        let stored = lab.services.s3.get(&lab.bucket, &format!("results/{size}/copy")).await.unwrap();
+        assert!(stored == content(size), "{size} bytes became {}, or others", stored.len());
+    }
 }
 
 /// `order: Sequential`: a filter starts after the one before it has ended, and sees what it wrote.
