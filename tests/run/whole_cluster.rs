@@ -22,6 +22,7 @@ const FILES: usize = 4;
 in_both_modes! {
     valkey_killed_and_restarted_keeps_the_counts_and_goes_on
     valkey_that_lost_everything_is_noticed_and_the_run_starts_over
+    the_s3_server_killed_in_the_middle_of_a_run_costs_no_file_an_attempt
 }
 
 /// Valkey is unavailable, comes back with what its log kept, and has forgotten its users.
@@ -68,6 +69,32 @@ async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over(mode: Mo
     assert_eq!(run.status.as_ref().unwrap().recent_failures, [], "none of them failed in the end");
     check_loss_was_told(&lab).await;
     lab.check_left_nothing(&run).await;
+}
+
+/// The server itself dies, while files are fetched, processed and published, and comes back with what it had stored.
+async fn the_s3_server_killed_in_the_middle_of_a_run_costs_no_file_an_attempt(mode: Mode) {
+    let lab = Lab::alone_in_mode("s3", mode).await;
+    // Pods that stay up also finish those that they have fetched ahead.
+    let files = if mode == Mode::Warm { 40 } else { 12 };
+    lab.put_many("in/", files, |_| "sleep 1".to_owned()).await;
+    let mut sink = lab.bucket();
+    sink["prefix"] = json!("results/");
+    lab.pipeline(json!({"source": {"bucket": {"prefix": "in/"}}, "sink": {"bucket": sink}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 4, "maxAttempts": 1}})).await;
+    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
+    lab.services.kill_s3().await.unwrap();
+    let is_reported = |run: &PipelineRun| is_degraded_by(run, "StorageUnavailable");
+    let down = lab.until("r", "the outage is reported", is_reported).await;
+    assert!(counts(&down).1 < files as i64, "it is killed too late");
+    lab.services.restart_s3().await.unwrap();
+    let run = lab.finished("r").await;
+    assert_eq!((counts(&run), phase(&run)), ((files as i64, files as i64, 0), Some(Phase::Succeeded)));
+    assert!(lab.tally("r", "disrupted").await >= 1, "no transfer was interrupted");
+    assert_eq!(lab.tally("r", "retried").await, 0, "no attempt is charged");
+    let results: Vec<String> = (0..files).map(|number| format!("results/{number:04}/copy")).collect();
+    assert_eq!(lab.keys_below("results/").await, results);
+    lab.check_left_nothing(&run).await;
+    lab.witness.check_monotonic();
 }
 
 /// While Valkey is unavailable a run can be deleted all the same, and what it left is removed when Valkey is back.
