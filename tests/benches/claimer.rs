@@ -44,11 +44,13 @@ fn main() {
     claims.sort();
     starts.sort();
     let (claim, start) = (claims[CLAIMS / 2], starts[CLAIMS / 2]);
-    println!("| claimer | figure | aim |\n|---|---|---|");
-    println!("| start to claim, median | {claim:.1?} | ≤ 50 ms |");
-    println!("| the smallest program, start to end | {start:.1?} | |");
-    println!("| image, not compressed | {:.1} MB | < 25 MB |", image as f64 / 1e6);
     let limit = CLAIMED_WITHIN.max(start * CLAIMED_WITHIN_STARTS);
+    println!("| claimer | figure | aim |\n|---|---|---|");
+    println!(
+        "| start to claim, median | {claim:.1?} | ≤ {limit:.1?}: the greater of {CLAIMED_WITHIN:?} and {CLAIMED_WITHIN_STARTS} starts of the smallest program |"
+    );
+    println!("| the smallest program, start to end | {start:.1?} | |");
+    println!("| image, not compressed | {:.1} MB | < {:.0} MB |", image as f64 / 1e6, IMAGE_MAX as f64 / 1e6);
     assert!(claim <= limit, "claimed after {claim:?}, which is more than {limit:?}");
     assert!(image < IMAGE_MAX, "the image has {image} bytes");
 }

@@ -61,7 +61,10 @@ async fn run() -> Vec<String> {
     let valkey = TestServer::start(Flavor::Valkey).await;
     let connection = valkey.connect();
     let server = Server::start();
-    println!("| listing | listed only | queued only | both | to listing | to the slower | memory growth |");
+    println!(
+        "| listing | listed only | queued only | both | to listing (aim at {PAGE_TIME:?} a page: ≤ {RATIO_MAX}) | to the slower | memory growth (aim for made-up keys: ≤ {} MiB) |",
+        GROWTH_MAX / MIB
+    );
     println!("|---|---|---|---|---|---|---|");
     // The first one also pays for what every later one finds: threads, connections, buffers.
     let fast = [(1_000, 1), (10_000, ROUNDS), (FILES, ROUNDS), (1_000_000, 1)];
