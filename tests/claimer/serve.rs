@@ -285,6 +285,18 @@ async fn a_concurrent_filter_that_fails_stops_the_others_and_the_pod_goes_on() {
 }
 
 #[tokio::test]
+async fn a_file_that_fails_after_its_shim_was_told_to_end_says_so() {
+    // The first file fails by itself. The second one signals the shim, which is the parent of its filter.
+    let filter = r#"grep -q '/a$' "$WORKSPACE/ws/input.source_uri" || kill -TERM "$PPID"; exit 1"#;
+    let mut bench = pod(filter).await;
+    bench.set("OPENFILTER_MAX_FILES", "2");
+    let (ended, said) = serve(&bench, &SMALL[..2], None).await;
+    ended.assert_ok();
+    let words: Vec<&str> = said.iter().map(|(_, words)| words.trim_end()).collect();
+    assert_eq!(words, ["filter detect exit:1 oom=0 term=0", "filter detect exit:1 oom=0 term=1"]);
+}
+
+#[tokio::test]
 async fn what_a_full_valkey_does_not_take_is_reported_when_it_has_room_again() {
     let mut bench = pod(r#"touch "$BEGUN"; sleep 2"#).await;
     let begun = bench.folder.path().join("begun");
