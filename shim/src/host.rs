@@ -22,14 +22,11 @@ use crate::{
     signals::Signals,
     spawn::{Spawned, Spawner, Stdin},
     usage::{Meter, Usage},
-    wire::{Done, Ending},
+    wire::{Done, Ending, KILL_TIMEOUT},
 };
 
 /// A process that keeps stdout open without being ours to kill delays the next file by no more.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// What SIGKILL has not ended by then hangs in the kernel, and only the end of this container may help.
-const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Host {
     pub(crate) signals: Signals,

@@ -2,10 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::wire::Ending;
-
-/// After a timeout: time to save what is worth saving.
-const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
+use crate::wire::{Ending, TIMEOUT_GRACE};
 
 /// After a stop: the file has failed already, and the next one waits.
 const STOP_GRACE: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use http::Method;
-use protocol::RunId;
+use protocol::{Exit, RunId};
 use queue::{
     Disruption, Failure, ReportsLimit, RetryPolicy, Rights, RunQueue, Settlement, Stats, Verdict, WorkerUser,
 };
@@ -57,6 +57,11 @@ async fn pod_of_two(order: &str, filter: &str) -> Bench {
     let mut bench = pod(filter).await;
     bench.set("OPENFILTER_FILTERS", "detect,describe").set("OPENFILTER_ORDER", order);
     bench
+}
+
+/// A part of a script that waits until this command succeeds, for a minute at most.
+fn until(command: &str) -> String {
+    format!("for _ in $(seq 600); do {command} && break; sleep 0.1; done")
 }
 
 /// Runs the pod with these files until it ends by itself. What it reported beside successes, with how many there were before.
@@ -294,6 +299,23 @@ async fn a_file_that_fails_after_its_shim_was_told_to_end_says_so() {
     ended.assert_ok();
     let words: Vec<&str> = said.iter().map(|(_, words)| words.trim_end()).collect();
     assert_eq!(words, ["filter detect exit:1 oom=0 term=0", "filter detect exit:1 oom=0 term=1"]);
+}
+
+/// As if it hung in the kernel: nothing that the shim would do about its filter happens.
+#[tokio::test]
+async fn a_shim_that_does_not_answer_is_lost_and_its_file_is_left_to_the_operator() {
+    // The worker is the parent of the shim. When it is gone the shim goes on, and ends too.
+    let worker_is_gone = until("! kill -0 $worker");
+    let mut bench = pod(&format!(
+        "shim=$PPID; worker=$(ps -o ppid= $shim); kill -STOP $shim; {worker_is_gone}; kill -CONT $shim"
+    ))
+    .await;
+    bench.set("OPENFILTER_FILE_TIMEOUT", "1s");
+    let (ended, said) = serve(&bench, &SMALL[..1], None).await;
+    ended.assert_failed(Exit::FilterLost.code(), &["detect", "has not answered"]);
+    // Its second, and the 10 s that the shim gives the filter before it kills it, and again after that.
+    assert!(ended.took >= Duration::from_secs(21), "{:?}", ended.took);
+    assert_eq!((states(&bench).await, said.len()), (vec!["started".to_owned()], 0), "{said:?}");
 }
 
 #[tokio::test]

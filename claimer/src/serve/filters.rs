@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::stream::{FuturesUnordered, StreamExt};
 use protocol::{Exit, FilterEnding, FilterFailure};
-use shim::wire::{Done, Ending, LINE_BYTES_MAX, Message, Request};
+use shim::wire::{Done, Ending, LINE_BYTES_MAX, Message, OVERTIME_MAX, Request};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -122,7 +122,7 @@ impl Filters {
             let left =
                 limit.map(|limit| limit.saturating_sub(started.elapsed()).max(Duration::from_millis(1)));
             send(filter, writer, Request::File { timeout: left }).await?;
-            if let Some(failure) = failure(filter, done(filter, reader).await?) {
+            if let Some(failure) = failure(filter, done(filter, reader, left).await?) {
                 return Ok(Err(failure));
             }
         }
@@ -144,7 +144,7 @@ impl Filters {
         }
         let mut running: FuturesUnordered<_> = readers
             .into_iter()
-            .map(|(filter, reader)| async move { (filter, done(filter, reader).await) })
+            .map(|(filter, reader)| async move { (filter, done(filter, reader, limit).await) })
             .collect();
         let mut ended = Vec::new();
         while let Some((filter, done)) = running.next().await {
@@ -161,8 +161,21 @@ impl Filters {
     }
 }
 
-async fn done(filter: &str, reader: &mut BufReader<OwnedReadHalf>) -> Result<Done, FiltersError> {
-    match receive(filter, reader).await? {
+/// Waits until a file has ended. The shim keeps its time; one that hangs itself, or whose filter cannot be killed, is lost.
+async fn done(
+    filter: &str,
+    reader: &mut BufReader<OwnedReadHalf>,
+    limit: Option<Duration>,
+) -> Result<Done, FiltersError> {
+    let answer = receive(filter, reader);
+    let answer = match limit.map(|limit| limit.saturating_add(OVERTIME_MAX)) {
+        Some(wait) => match tokio::time::timeout(wait, answer).await {
+            Ok(answer) => answer,
+            Err(_) => Err(lost(filter, format!("its shim has not answered for {wait:?}"))),
+        },
+        None => answer.await,
+    };
+    match answer? {
         Message::Done(done) => Ok(done),
         other => Err(unexpected(filter, other)),
     }

@@ -1,15 +1,19 @@
 //! How a file ends, and how the shim does.
 
 use std::{
-    os::unix::net::UnixListener,
+    fs,
+    os::unix::{fs::PermissionsExt, net::UnixListener},
     time::{Duration, Instant},
 };
 
 use nix::{
-    sys::{signal::Signal, stat::Mode},
-    unistd::mkfifo,
+    sys::{
+        signal::{Signal, kill},
+        stat::Mode,
+    },
+    unistd::{Pid, mkfifo},
 };
-use shim::wire::{Ending, Message, Request};
+use shim::wire::{Ending, KILL_TIMEOUT, Message, Request};
 
 use crate::harness::{Container, RUN_INPUT, Worker};
 
@@ -47,6 +51,29 @@ fn a_process_that_ignores_sigterm_is_killed_10_seconds_after_its_timeout() {
     assert!(begun.elapsed() >= Duration::from_secs(10));
 }
 
+/// As one that hangs in the kernel.
+#[test]
+fn a_process_that_cannot_be_killed_ends_the_shim_after_10_seconds() {
+    let container = Container::new(RUN_INPUT).user(1000).not_as_init();
+    // A program that becomes root, to which the shim may send no signal.
+    let root = container.path("root");
+    fs::copy("/usr/bin/setpriv", &root).unwrap();
+    fs::set_permissions(&root, fs::Permissions::from_mode(0o4755)).unwrap();
+    let mut worker = container.serve();
+    let begun = Instant::now();
+    worker.begin(
+        "/srv/root --reuid 0 sh -c 'echo $$ >/srv/root.pid; exec sleep 1000' &
+        while [ ! -s /srv/root.pid ]; do sleep 0.01; done",
+    );
+    worker.wait_for_end();
+    let pid = fs::read_to_string(worker.running.path("root.pid")).unwrap();
+    kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGKILL).unwrap();
+    let (status, log) = worker.leave();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains("processes of the filter run on"), "{log}");
+    assert!(begun.elapsed() >= KILL_TIMEOUT);
+}
+
 #[test]
 fn a_stop_kills_after_a_second() {
     let mut worker = Container::new(RUN_INPUT).serve();
@@ -76,7 +103,7 @@ fn a_sigterm_before_the_end_marks_the_result_and_all_later_ones() {
     worker.begin("echo begun; read line </srv/ws/go; exit 4");
     worker.running.wait_for_log("begun");
     worker.running.signal(Signal::SIGTERM);
-    std::fs::write(worker.running.path("ws/go"), "\n").unwrap();
+    fs::write(worker.running.path("ws/go"), "\n").unwrap();
     let done = worker.done();
     assert_eq!((done.ending, done.after_term), (Ending::Exited(4), true));
     assert!(worker.process("exit 0").after_term);

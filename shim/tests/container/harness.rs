@@ -226,6 +226,12 @@ impl Worker {
         message.unwrap_or_else(|| panic!("the shim has gone: {}", self.running.log())).unwrap()
     }
 
+    /// Waits until the shim closes the connection.
+    pub fn wait_for_end(&mut self) {
+        let mut line = String::new();
+        assert_eq!(self.link.read_line(&mut line).unwrap(), 0, "{line}");
+    }
+
     /// Closes the connection as the end of the worker would; gives how the shim ended, and its whole log.
     pub fn leave(self) -> (ExitStatus, String) {
         drop(self.link);
