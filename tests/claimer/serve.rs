@@ -184,9 +184,11 @@ async fn no_file_is_fetched_ahead_that_would_fill_the_disk() {
     assert_eq!((counts(&bench).await, said.len()), ((0, 0, 4, 0), 0), "{said:?}");
 }
 
-/// How many files are in the workspace while the filter works, for each of three that one pod processes.
-async fn files_in_the_workspace(prefetch_bytes: usize) -> Vec<usize> {
-    let mut bench = pod(r#"sleep 1; find "$WORKSPACE" -type f -size +500k | wc -l >>"$SEEN""#).await;
+/// How many files are in the workspace while the filter works, for each of three that one pod processes. They are counted once
+/// this command has ended.
+async fn files_in_the_workspace(prefetch_bytes: usize, wait: &str) -> Vec<usize> {
+    let count = r#"count() { find "$WORKSPACE" -type f -size +500k | wc -l; }"#;
+    let mut bench = pod(&format!(r#"{count}; {wait}; count >>"$SEEN""#)).await;
     let seen = bench.folder.path().join("seen");
     bench.set("SEEN", seen.display().to_string()).set("OPENFILTER_MAX_FILES", "3");
     bench.set("OPENFILTER_PREFETCH_BYTES", prefetch_bytes.to_string());
@@ -199,15 +201,17 @@ async fn files_in_the_workspace(prefetch_bytes: usize) -> Vec<usize> {
 #[tokio::test]
 async fn no_more_bytes_are_fetched_ahead_than_allowed() {
     // The file that is being processed counts, and a second one does not fit beside it.
-    assert_eq!(files_in_the_workspace(KIB * KIB).await, [1, 1, 1]);
-    let many = files_in_the_workspace(10 * KIB * KIB).await;
+    assert_eq!(files_in_the_workspace(KIB * KIB, "sleep 1").await, [1, 1, 1]);
+    // For the first file only: the last one never has another beside it.
+    let several = until(r#"{ [ -s "$SEEN" ] || [ "$(count)" -gt 1 ]; }"#);
+    let many = files_in_the_workspace(10 * KIB * KIB, &several).await;
     assert!(many[0] > 1, "{many:?}");
 }
 
 #[tokio::test]
 async fn the_filters_of_a_file_share_its_time() {
-    let mut bench = pod_of_two("Sequential", "sleep 4").await;
-    bench.set("OPENFILTER_FILE_TIMEOUT", "6s").set("OPENFILTER_MAX_FILES", "1");
+    let mut bench = pod_of_two("Sequential", "sleep 8").await;
+    bench.set("OPENFILTER_FILE_TIMEOUT", "13s").set("OPENFILTER_MAX_FILES", "1");
     let (ended, said) = serve(&bench, &SMALL[..1], None).await;
     ended.assert_ok();
     let words: Vec<&str> = said.iter().map(|(_, words)| words.as_str()).collect();
@@ -231,7 +235,11 @@ async fn a_file_that_cannot_be_fetched_is_reported_at_once_and_not_in_its_turn()
 /// If the filters die now, only one of the two files is to blame.
 #[tokio::test]
 async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_have() {
-    let mut bench = pod(r#"echo 1 >"$WORKSPACE/ws/out/detect/result" && sleep 3"#).await;
+    let filter =
+        r#"echo 1 >"$WORKSPACE/ws/out/detect/result"; grep -q '/a$' "$WORKSPACE/ws/input.source_uri" || "#;
+    let mut bench = pod(&(filter.to_owned() + &until(r#"[ -e "$SEEN" ]"#))).await;
+    let seen = bench.folder.path().join("seen");
+    bench.set("SEEN", seen.display().to_string());
     let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
     bench.set("SINK_FROM", "detect").set("SINK_S3_PREFIX", "out/").set("SINK_S3_ENDPOINT", &proxy.url);
     bench.set("OPENFILTER_MAX_FILES", "2");
@@ -241,6 +249,7 @@ async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_ha
     let both = async {
         let said = || async { states(&bench).await == ["started", "started publishing"] };
         tests::eventually("one is published while filters work on the other", said).await;
+        fs::write(seen, "").unwrap();
         proxy.heal();
     };
     let ((ended, said), ()) = tokio::join!(serve(&bench, &SMALL[..2], None), both);
@@ -250,11 +259,9 @@ async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_ha
 
 #[tokio::test]
 async fn concurrent_filters_work_at_the_same_time() {
-    // Each waits for the other to begin, for a minute at most.
-    let filter = r#"echo begins >>"$STEPS"
-        for _ in $(seq 600); do [ "$(grep -c begins "$STEPS")" = 2 ] && break; sleep 0.1; done
-        echo ends >>"$STEPS""#;
-    let mut bench = pod_of_two("Concurrent", filter).await;
+    let both_have_begun = until(r#"[ "$(grep -c begins "$STEPS")" = 2 ]"#);
+    let filter = format!(r#"echo begins >>"$STEPS"; {both_have_begun}; echo ends >>"$STEPS""#);
+    let mut bench = pod_of_two("Concurrent", &filter).await;
     let steps = bench.folder.path().join("steps");
     bench.set("STEPS", steps.display().to_string()).set("OPENFILTER_MAX_FILES", "1");
     let (ended, said) = serve(&bench, &SMALL[..1], None).await;
@@ -320,23 +327,32 @@ async fn a_shim_that_does_not_answer_is_lost_and_its_file_is_left_to_the_operato
 
 #[tokio::test]
 async fn what_a_full_valkey_does_not_take_is_reported_when_it_has_room_again() {
-    let mut bench = pod(r#"touch "$BEGUN"; sleep 2"#).await;
-    let begun = bench.folder.path().join("begun");
-    bench.set("BEGUN", begun.display().to_string()).set("OPENFILTER_MAX_FILES", "1");
+    let mut bench = pod(&format!(r#"touch "$BEGUN"; {}"#, until(r#"[ -e "$FULL" ]"#))).await;
+    let [begun, full] = ["begun", "full"].map(|name| bench.folder.path().join(name));
+    bench.set("BEGUN", begun.display().to_string()).set("FULL", full.display().to_string());
+    bench.set("OPENFILTER_MAX_FILES", "1");
     // Built before anything is waited for.
     program();
     let limit_memory = async |bytes: u64| {
         let mut config = redis::cmd("CONFIG");
         bench.valkey.raw(config.arg("SET").arg("maxmemory").arg(bytes)).await;
     };
-    let full_for_3s = async {
+    let refused = || async {
+        let mut info = redis::cmd("INFO");
+        let stats = bench.valkey.raw(info.arg("commandstats")).await;
+        let stats: String = redis::from_redis_value(stats).unwrap();
+        let said = stats.lines().find(|line| line.starts_with("cmdstat_hset:"));
+        said.is_some_and(|said| !said.contains("rejected_calls=0"))
+    };
+    let full_until_it_refuses = async {
         tests::eventually("the filter works", || async { begun.exists() }).await;
         // Less than it has.
         limit_memory(1).await;
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        fs::write(full, "").unwrap();
+        tests::eventually("the report is refused", refused).await;
         limit_memory(0).await;
     };
-    let ((ended, said), ()) = tokio::join!(serve(&bench, &SMALL[..1], None), full_for_3s);
+    let ((ended, said), ()) = tokio::join!(serve(&bench, &SMALL[..1], None), full_until_it_refuses);
     ended.assert_ok();
     assert!(ended.stderr.contains("OOM"), "it was full: {}", ended.stderr);
     assert_eq!((counts(&bench).await, said.len()), ((0, 0, 1, 0), 0), "{said:?}");
