@@ -299,6 +299,14 @@ impl Running {
         assert!(!waited.timed_out(), "{text} is not in the log: {}", end(&bytes));
     }
 
+    /// Waits until the log has this many bytes.
+    pub fn wait_for_log_length(&self, length: usize) {
+        let bytes = self.log.bytes.lock().unwrap();
+        let is_shorter = |bytes: &mut Vec<u8>| bytes.len() < length;
+        let (bytes, waited) = self.log.grown.wait_timeout_while(bytes, PATIENCE, is_shorter).unwrap();
+        assert!(!waited.timed_out(), "{} bytes, not {length}", bytes.len());
+    }
+
     /// Waits for the end of the shim; gives its whole log too.
     pub fn finish(mut self) -> (ExitStatus, String) {
         self.wait()
