@@ -1,5 +1,6 @@
 //! The workers' user: exactly what it needs, and put right when it is not.
 
+use protocol::RunId;
 use queue::{Ensured, QueueKeys, Rights, WorkerUser};
 use tests::valkey::{Flavor, TestServer, patient};
 
@@ -87,30 +88,39 @@ async fn check_what_it_may_do(rights: Rights) {
 async fn a_user_that_was_tampered_with_is_put_right() {
     for flavor in Flavor::ALL {
         let server = TestServer::start(flavor).await;
-        let connection = server.connect();
-        let user = WorkerUser::generate(&run_id("tampered"), "uid-1", Rights::Claim).unwrap();
-        assert!(!user.is_present(&connection).await.unwrap());
-        assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Restored);
-        assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Present);
-        for change in [
-            &["+@all"][..],
-            &["allkeys"],
-            &["nopass"],
-            &[">another"],
-            &["off"],
-            &["~pr:other:work"],
-            &["&*"],
-            &["(+get ~x)"],
-        ] {
-            let mut command = redis::cmd("ACL");
-            server.raw(command.arg("SETUSER").arg(&user.name).arg(change)).await;
-            assert!(!user.is_present(&connection).await.unwrap(), "{change:?} goes unnoticed");
-            assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Restored, "{change:?}");
-            assert!(user.is_present(&connection).await.unwrap(), "{change:?} is not undone");
+        for (run, rights) in [("claims", Rights::Claim), ("serves", Rights::Serve)] {
+            check_that_it_is_put_right(&server, &run_id(run), rights).await;
         }
-        let other = WorkerUser::generate(&run_id("tampered"), "uid-1", Rights::Claim).unwrap();
-        assert!(!other.is_present(&connection).await.unwrap(), "another password is another user");
     }
+}
+
+async fn check_that_it_is_put_right(server: &TestServer, run: &RunId, rights: Rights) {
+    let connection = server.connect();
+    let user = WorkerUser::generate(run, "uid-1", rights).unwrap();
+    let read_states = format!("%R~{}", QueueKeys::of(run).states);
+    assert!(!user.is_present(&connection).await.unwrap());
+    assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Restored);
+    assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Present);
+    for change in [
+        &["+@all"][..],
+        &["allkeys"],
+        &["nopass"],
+        &[">another"],
+        &["off"],
+        &["~pr:other:work"],
+        &["&*"],
+        &["(+get ~x)"],
+        &[read_states.as_str()],
+        &["resetkeys"],
+    ] {
+        let mut command = redis::cmd("ACL");
+        server.raw(command.arg("SETUSER").arg(&user.name).arg(change)).await;
+        assert!(!user.is_present(&connection).await.unwrap(), "{change:?} goes unnoticed");
+        assert_eq!(user.ensure(&connection).await.unwrap(), Ensured::Restored, "{change:?}");
+        assert!(user.is_present(&connection).await.unwrap(), "{change:?} is not undone");
+    }
+    let other = WorkerUser::generate(run, "uid-1", rights).unwrap();
+    assert!(!other.is_present(&connection).await.unwrap(), "another password is another user");
 }
 
 #[tokio::test]
