@@ -496,6 +496,12 @@ fn every_interleaving_of_pods_that_process_many_files_is_safe() {
     explore(Protocol { pages: &[&[1]], slots: 2, ..PLAIN });
 }
 
+/// With one file no pod holds two.
+#[test]
+fn every_interleaving_of_a_pod_that_holds_two_files_is_safe() {
+    explore(Protocol { pods: 1, slots: 2, ..PLAIN });
+}
+
 #[test]
 fn every_interleaving_of_reports_with_an_abort_is_safe() {
     explore(Protocol { pages: &[&[1]], slots: 2, abort: true, ..PLAIN });
