@@ -1,4 +1,4 @@
-# The images of the product, for users with Docker; from the root of the repository:
+# The product's images, for users with Docker. Build from the root of the repository:
 #   docker build --target claimer .
 # `make images` builds the same without Docker, from the table in tools/testbed/src/images.rs; a test compares the two.
 FROM rust:1.95-bookworm AS build
@@ -8,8 +8,8 @@ COPY . .
 RUN cargo build --release --locked --workspace --bin claimer --bin operator --bin webhook
 # The shim runs in images that may have no C library.
 RUN cargo rustc --locked --package shim --bin shim --profile shim --target-dir target/static -- -C target-feature=+crt-static
-# Each image holds the program, the libraries it is linked to, and a user to run as; those that talk to servers of the world also
-# their authorities.
+# Each image holds the program, the libraries it links to, and a user to run as. Images that connect to public servers also hold the
+# certificate authorities.
 RUN for name in claimer operator webhook; do \
       root=/images/$name && mkdir -p $root/etc $root/tmp && chmod 1777 $root/tmp && cp target/release/$name $root/ && \
       ldd $root/$name | grep -o '/[^ ]*' | xargs -I{} cp --parents -L {} $root && \

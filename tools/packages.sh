@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs Debian packages where they are missing, and starts none of their services, now or at the next boot.
-# Each argument is a package, or package:program if another package may have brought the program. Nothing is ever removed
-# to make room: a machine where that would be needed (Docker's own containerd, say) is refused instead.
-# A package that the machine's own suites lack (valkey-server on Debian 12) is taken from the distribution's backports,
-# through a private apt configuration: the machine's own sources stay as they are.
+# Installs missing Debian packages without starting their services, now or at the next boot.
+# Each argument is a package, or package:program if another package may provide the program. The script never removes
+# a package: it fails on a machine where that would be necessary (because of Docker's own containerd, for example).
+# A package that the machine's own suites lack (valkey-server on Debian 12) comes from the distribution's backports,
+# through a private apt configuration: the machine's own sources stay unchanged.
 set -euo pipefail
 
 missing=()
@@ -22,14 +22,14 @@ fi
 echo "packages: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 
-# One of us at a time: the file below is shared.
+# Only one instance may run at a time, because the file below is shared.
 exec 9>/run/lock/openfilter-packages
 flock 9
 work=$(mktemp -d)
 chmod 755 "$work" # apt drops to its own user to download
 
-# Debian's way to say "install, but do not start": exit code 101 of this file. One of ours that a killed run left behind
-# is known by its signature.
+# Debian's way to say "install, but do not start" is exit code 101 from this file. The signature identifies a file that a killed run
+# of this script left behind.
 policy=/usr/sbin/policy-rc.d
 signature='# made by packages.sh of OpenFilter Pipelines'
 forget_policy() { if grep -qxF "$signature" "$policy" 2>/dev/null; then rm -f "$policy"; fi; }
@@ -47,7 +47,7 @@ apt() { apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" >"$wor
 }; }
 install() { apt install -y --no-install-recommends --no-remove "$@"; }
 
-# Every source of the machine with its suite renamed to the release's backports.
+# Writes the machine's package sources with their suite renamed to the release's backports.
 backports_sources() {
   local release
   release=$(. /etc/os-release && echo "$VERSION_CODENAME")
@@ -69,7 +69,7 @@ if [ ${#from_backports[@]} -gt 0 ]; then
   backports_sources
   private=(-o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$work/parts" -o "Dir::State::Lists=$work/lists")
   apt "${private[@]}" update
-  # valkey-server needs valkey-tools of the very same version, which only the backports have.
+  # valkey-server needs exactly the same version of valkey-tools, which only the backports have.
   also=()
   for package in "${from_backports[@]}"; do
     while read -r dependency; do

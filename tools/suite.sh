@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Times suites.
-#   suite.sh NAME COMMAND…         runs a suite and notes its seconds
-#   suite.sh --each NAME COMMAND…  as above, for a `cargo test` of many suites: also notes those that take a second or more
-#   suite.sh --all COMMAND…        runs a command that runs suites, then prints what they noted, also when one has failed
-# A suite that runs outside of --all is only run. The notes are in the target folder: one line per suite, with its seconds, how
-# it ended and its name.
+#   suite.sh NAME COMMAND…         runs a suite and records its seconds
+#   suite.sh --each NAME COMMAND…  does the same for a `cargo test` of many suites, and records each that fails or takes a second or more
+#   suite.sh --all COMMAND…        runs a command that runs suites, then prints their records, even if one failed
+# Outside --all a suite runs without a record. The records are in the target folder: one line per suite, with its seconds, its result
+# and its name.
 set -euo pipefail
 
-# One line per suite; the one that failed is marked.
+# One line per suite; a failed one is marked.
 print_table() {
   [ -s "$SUITES" ] || return 0
   printf '\nseconds per suite\n'
@@ -15,10 +15,10 @@ print_table() {
     if [ "$ended" = failed ]; then ended='  FAILED'; else ended=; fi
     printf '%7s  %s%s\n' "$seconds" "$name" "$ended"
   done <"$SUITES"
-  printf '%7s  all, with what is between them\n' "$SECONDS"
+  printf '%7s  total, including the time between suites\n' "$SECONDS"
 }
 
-# The suites of a `cargo test`, from what it prints.
+# Reads the suites of a `cargo test` from its output.
 suites_of() {
   awk '
     $1 == "Running" {
@@ -36,7 +36,7 @@ suites_of() {
 if [ "$1" = --all ]; then
   shift
   export SUITES=${CARGO_TARGET_DIR:-target}/suites
-  # The folder is left to the first suite: room.sh brings compiled dependencies only into one that is not there yet.
+  # Do not create the folder here: room.sh seeds compiled dependencies only if it does not exist yet.
   rm -f "$SUITES"
   trap print_table EXIT
   "$@"

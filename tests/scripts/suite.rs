@@ -47,7 +47,7 @@ fn suites_are_listed_with_their_seconds() {
     assert_eq!(code, 0, "{printed}");
     let rows = table(&printed);
     let names: Vec<&str> = rows.iter().map(|(_, name)| *name).collect();
-    assert_eq!(names, ["fmt", "start of the cluster", "all, with what is between them"]);
+    assert_eq!(names, ["fmt", "start of the cluster", "total, including the time between suites"]);
     assert!(rows[1].0 >= 2 && rows[2].0 >= rows[1].0, "{printed}");
 }
 
@@ -61,7 +61,7 @@ fn the_suite_that_failed_is_marked_and_its_code_kept() {
     let names: Vec<&str> = rows.iter().map(|(_, name)| *name).collect();
     // None after the one that failed, and none that took no time.
     let expected = ["fmt", "machine  FAILED", "- queue", "- two_words (unit)  FAILED"];
-    assert_eq!(names, [&expected[..], &["all, with what is between them"]].concat());
+    assert_eq!(names, [&expected[..], &["total, including the time between suites"]].concat());
     assert_eq!(rows[2].0, 75, "{printed}");
 }
 
