@@ -1,5 +1,6 @@
-//! The command line and the environment, parsed into settings that need no second look. Every setting is a flag and an
-//! environment variable; an empty value is as good as none. Secrets are never printed, not even by `--help`.
+//! Parses the command line and the environment into settings that need no further checks. Every setting is a
+//! flag and an environment variable; an empty value counts as unset. Secrets are never printed, not even by
+//! `--help`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -21,25 +22,25 @@ use crate::serve::{Order, ServeSettings};
 #[error("{0}")]
 pub struct SettingsError(pub(crate) String);
 
-/// What to do.
+/// A subcommand with its settings.
 #[derive(Debug)]
 pub enum Command {
     /// Claim a file and fetch it.
     Claim(Box<ClaimSettings>),
     /// Upload the results.
     Publish(Box<PublishSettings>),
-    /// Make a pod ready that processes many files.
+    /// Prepare a pod that processes many files.
     Install(Box<InstallSettings>),
     /// Process many files.
     Serve(Box<ServeSettings>),
 }
 
-/// What the command line asks for.
+/// The meaning of a command line.
 #[derive(Debug)]
 pub enum Parsed {
-    /// Do this; the report goes into the file.
+    /// Run this command, and write the report to the file.
     Run(Command, PathBuf),
-    /// Print this: help or version.
+    /// Print this text: help or version.
     Print(String),
 }
 
@@ -50,15 +51,15 @@ pub struct ClaimSettings {
     pub queue: QueueSettings,
     /// Where the file is.
     pub bucket: Bucket,
-    /// What the keys of files begin with.
+    /// The prefix of the file keys.
     pub prefix: String,
-    /// Shared folder of the pod.
+    /// The folder that the pod's containers share.
     pub workspace: PathBuf,
-    /// Filters whose folders are made.
+    /// Filters whose folders are created.
     pub filters: Vec<String>,
-    /// Objects of the bucket that this run has fetched before, the newest first.
+    /// Objects of the bucket that this run has fetched before, newest first.
     pub canary_keys: Vec<String>,
-    /// Folder that gets the shim, if filters want it.
+    /// Folder to copy the shim to, if a filter needs it.
     pub install_to: Option<PathBuf>,
 }
 
@@ -67,20 +68,21 @@ pub struct ClaimSettings {
 pub struct PublishSettings {
     /// Where the results go.
     pub destination: Destination,
-    /// Bucket of the file.
+    /// Bucket that the file came from.
     pub source_bucket: String,
-    /// Shared folder of the pod.
+    /// The folder that the pod's containers share.
     pub workspace: PathBuf,
-    /// Objects of the sink that this run has published before, the newest first.
+    /// Objects of the sink that this run has published before, newest first.
     pub canary_keys: Vec<String>,
 }
 
-/// Where the shim is in our image.
+/// Path of the shim in our image.
 pub(crate) const SHIM: &str = "/shim";
-/// Where kubelet looks for the termination message.
+/// Path from which the kubelet reads the termination message.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// Claims one file of a run and fetches it (claim), or uploads the results (publish). Without a command it claims.
+/// Claims one file of a run and fetches it (claim), or uploads the results (publish). Without a command, it
+/// claims.
 #[derive(Parser)]
 #[command(name = "claimer", version)]
 struct Cli {
@@ -89,7 +91,7 @@ struct Cli {
     /// Folder that the containers of the pod share
     #[arg(long, env = env::WORKSPACE, default_value = "/ws", global = true)]
     workspace: PathBuf,
-    /// Where the one-line report is written at the end, if the file exists
+    /// File that receives the one-line report at the end, if it exists
     #[arg(long, env = env::TERMINATION_LOG, default_value = TERMINATION_LOG, global = true)]
     termination_log: PathBuf,
 }
@@ -100,21 +102,21 @@ enum CommandArgs {
     Claim(Box<ClaimArgs>),
     /// Upload everything below <workspace>/out/<from>
     Publish(Box<PublishArgs>),
-    /// Make a pod ready whose filters process many files
+    /// Prepare a pod whose filters process many files
     Install(Box<InstallArgs>),
-    /// Process many files: claim, fetch, let the filters work, publish
+    /// Process many files: claim and fetch each one, run the filters, publish the results
     Serve(Box<ServeArgs>),
 }
 
 #[derive(Args)]
 struct InstallArgs {
-    /// The shim
+    /// Path of the shim
     #[arg(long, default_value = SHIM)]
     shim: PathBuf,
-    /// Folder that gets the shim and the filters' sockets
+    /// Folder to put the shim and the filters' sockets in
     #[arg(long, env = env::LINKS, default_value = "/.openfilter")]
     to: PathBuf,
-    /// Filters of the pod, separated by commas
+    /// Names of the pod's filters, separated by commas
     #[arg(long, env = env::FILTERS)]
     filters: String,
 }
@@ -123,30 +125,30 @@ struct InstallArgs {
 struct ServeArgs {
     #[command(flatten)]
     claim: ClaimArgs,
-    /// How the filters of a file relate in time: Sequential or Concurrent
+    /// Whether the filters process a file one after the other or at once: Sequential or Concurrent
     #[arg(long, env = env::ORDER, default_value = "Sequential", value_parser = parse_order)]
     order: Order,
-    /// How long the filters may take for one file; any time when empty
+    /// How long the filters may take for one file; no limit when empty
     #[arg(long, env = env::FILE_TIMEOUT, default_value = "")]
     file_timeout: String,
-    /// Bytes of files that are fetched before their turn
+    /// How many bytes of files to fetch before their turn
     #[arg(long, env = env::PREFETCH_BYTES, default_value = "268435456")]
     prefetch_bytes: u64,
-    /// How many files the filters get before the pod ends
+    /// How many files the filters process before the pod ends
     #[arg(long, env = env::MAX_FILES, default_value = "10000", value_parser = clap::value_parser!(u64).range(1..))]
     max_files: u64,
-    /// How old the pod gets
+    /// How old the pod may get before it ends
     #[arg(long, env = env::MAX_AGE, default_value = "1h", value_parser = parse_duration)]
     max_age: Duration,
     /// Folder with the shim and the filters' sockets
     #[arg(long, env = env::LINKS, default_value = "/.openfilter")]
     links: PathBuf,
-    /// The filter whose results are uploaded; none are when empty
+    /// The filter whose results are uploaded; nothing is uploaded when empty
     #[arg(long, env = env::SINK_FROM, default_value = "")]
     sink_from: String,
 }
 
-/// The settings of the sink, which a pipeline need not have: read from the environment alone.
+/// The settings of the sink, read from the environment only, because a pipeline need not have one.
 #[derive(Parser)]
 struct SinkOfServe {
     #[command(flatten)]
@@ -164,10 +166,10 @@ struct ClaimArgs {
     /// User of the run's workers
     #[arg(long, env = env::VALKEY_USERNAME, default_value = "")]
     valkey_username: String,
-    /// Its password
+    /// Password of that user
     #[arg(long, env = env::VALKEY_PASSWORD, default_value = "", hide_env_values = true)]
     valkey_password: String,
-    /// CA of Valkey's certificate, in PEM (not a path); the machine's trust store when empty
+    /// CA of Valkey's certificate, as PEM text (not a path); the machine's trust store when empty
     #[arg(long, env = env::VALKEY_CA_CERTIFICATE, default_value = "", hide_env_values = true)]
     valkey_ca_certificate: String,
     /// Consumer name; POD_NAME when empty
@@ -179,19 +181,20 @@ struct ClaimArgs {
     /// How long Valkey may be unreachable
     #[arg(long, env = env::QUEUE_TIMEOUT, default_value = "5m", value_parser = parse_duration)]
     queue_timeout: Duration,
-    /// How long Valkey may refuse the user, which the operator restores after a restart of Valkey
+    /// How long Valkey may refuse the user; the operator restores users after a restart of Valkey
     #[arg(long, env = env::QUEUE_DENIED_TIMEOUT, default_value = "2m", value_parser = parse_duration)]
     queue_denied_timeout: Duration,
-    /// Filters whose folders are made below <workspace>/out, separated by commas
+    /// Filters whose folders to create below <workspace>/out, separated by commas
     #[arg(long, env = env::FILTERS, default_value = "")]
     filters: String,
-    /// Files that this run has fetched before, one per line: one byte tells a storage that is down from a file that cannot be had
+    /// Files that this run has fetched before, one per line; reading one byte of them tells a storage outage
+    /// from a bad file
     #[arg(long, env = env::SOURCE.canary_key, default_value = "")]
     s3_canary_key: String,
-    /// Prefix of the source, below which another file is looked for if all of these were deleted
+    /// Prefix of the source; if all these files were deleted, others below it are tried
     #[arg(long, env = env::SOURCE.prefix, default_value = "")]
     s3_prefix: String,
-    /// Folder that the shim is copied into; empty if no filter wants it
+    /// Folder to copy the shim to; empty if no filter needs it
     #[arg(long, env = env::INSTALL_TO, default_value = "")]
     install_to: String,
     #[command(flatten)]
@@ -203,16 +206,16 @@ struct PublishArgs {
     /// The filter whose results are uploaded
     #[arg(long, env = env::SINK_FROM)]
     from: String,
-    /// Put before every name in the sink
+    /// Prefix of every name in the sink
     #[arg(long, env = env::SINK.prefix, default_value = "")]
     sink_s3_prefix: String,
     /// Bucket that the file came from
     #[arg(long, env = env::SOURCE.bucket)]
     s3_bucket: String,
-    /// Prefix of the source, which is cut off the file's key
+    /// Prefix of the source, which is removed from the file's key
     #[arg(long, env = env::SOURCE.prefix, default_value = "")]
     s3_prefix: String,
-    /// Results that this run has published before, one per line, looked up after a failure
+    /// Results that this run has published before, one per line; they are looked up after a failure
     #[arg(long, env = env::SINK.canary_key, default_value = "")]
     sink_s3_canary_key: String,
     #[command(flatten)]
@@ -237,7 +240,7 @@ pub fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Parsed, Setting
 }
 
 impl From<clap::Error> for SettingsError {
-    /// Its first paragraph names the setting; the rest is usage.
+    /// clap's first paragraph names the setting; the rest is usage.
     fn from(error: clap::Error) -> Self {
         let text = error.to_string();
         let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
@@ -245,7 +248,7 @@ impl From<clap::Error> for SettingsError {
     }
 }
 
-/// Where to report that the settings are unusable.
+/// Where to report unusable settings.
 pub(crate) fn termination_log() -> PathBuf {
     std::env::var_os(env::TERMINATION_LOG).map_or_else(|| TERMINATION_LOG.into(), PathBuf::from)
 }
@@ -376,13 +379,13 @@ pub(crate) fn filled(value: String) -> Option<String> {
     Some(value).filter(|value| !value.is_empty())
 }
 
-/// A DNS label: it becomes the name of a folder, so nothing else is let in.
+/// A DNS label: the name becomes a folder name, so nothing else is allowed.
 fn filter_name(setting: &str, name: &str) -> Result<String, SettingsError> {
     let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if (1..=63).contains(&name.len()) && name.chars().all(allowed) {
         return Ok(name.to_owned());
     }
-    Err(SettingsError(format!("{setting}: {name:?} is not the name of a filter")))
+    Err(SettingsError(format!("{setting}: {name:?} is not a valid filter name")))
 }
 
 pub(crate) fn parse_flag(text: &str) -> Result<bool, String> {

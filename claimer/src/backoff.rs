@@ -1,8 +1,9 @@
-//! Waiting times between tries: doubling, bounded, with jitter so that a thousand pods do not come back at once.
+//! Wait times between tries: doubling, bounded, and with jitter so that a thousand pods do not return at
+//! once.
 
 use std::time::Duration;
 
-/// Waiting times that double from one value to another.
+/// Wait times that double from a first value up to a longest one.
 pub(crate) struct Backoff {
     next: Duration,
     first: Duration,
@@ -14,11 +15,11 @@ impl Backoff {
         Self { next: first, first, max }
     }
 
-    /// The next time to wait: between half of it and all of it.
+    /// The next wait: between half of the current value and all of it.
     pub(crate) fn wait(&mut self) -> Duration {
         let whole = self.next;
         self.next = (whole * 2).min(self.max);
-        // Without randomness the waits are merely equal.
+        // Without randomness, the waits merely lose their jitter.
         let part = getrandom::u32().map_or(1.0, |random| f64::from(random) / f64::from(u32::MAX));
         whole.mul_f64(0.5 + part / 2.0)
     }

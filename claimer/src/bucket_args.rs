@@ -1,4 +1,4 @@
-//! The settings of a bucket on the command line and in the environment: once for the source, and once more for the sink.
+//! A bucket's settings on the command line and in the environment, for the source and for the sink.
 
 use std::time::Duration;
 
@@ -8,29 +8,30 @@ use storage::{AccessKeys, Bucket, parse_endpoint};
 
 use crate::args::{SettingsError, filled, parse_duration, parse_flag, required};
 
-/// The same settings for the source and, with `SINK_` in front, for the sink.
+/// Defines the settings for the source and, with the prefix `SINK_`, for the sink.
 macro_rules! bucket_args {
     ($name:ident, $flag:literal, $env:ident) => {
         #[derive(Args)]
         pub(crate) struct $name {
-            /// Bucket
+            /// Name of the bucket
             #[arg(long = concat!($flag, "s3-bucket"), env = env::$env.bucket)]
             bucket: String,
-            /// [http://|https://]host[:port] of an S3-compatible service, https when no scheme is written; empty is AWS
+            /// [http://|https://]host[:port] of an S3-compatible service; https without a scheme; AWS when
+            /// empty
             #[arg(long = concat!($flag, "s3-endpoint"), env = env::$env.endpoint, default_value = "")]
             endpoint: String,
-            /// Region, which AWS needs
+            /// Region; required for AWS
             #[arg(long = concat!($flag, "s3-region"), env = env::$env.region, default_value = "")]
             region: String,
-            /// Whether the bucket goes into the path instead of the host name
+            /// Whether to put the bucket into the path instead of the host name
             #[arg(long = concat!($flag, "s3-use-path-style"), env = env::$env.use_path_style,
                   default_value = "false", value_parser = parse_flag, action = clap::ArgAction::Set)]
             path_style: bool,
-            /// Whether any certificate of the service is accepted
+            /// Whether to accept any certificate of the service
             #[arg(long = concat!($flag, "s3-insecure-skip-tls-verify"), env = env::$env.insecure_skip_tls_verify,
                   default_value = "false", value_parser = parse_flag, action = clap::ArgAction::Set)]
             skip_tls_verify: bool,
-            /// Access key; without the two keys the pod's own identity is used
+            /// Access key; without both keys, the pod's own identity is used
             #[arg(long = concat!($flag, "s3-access-key-id"), env = env::$env.access_key_id,
                   default_value = "", hide_env_values = true)]
             access_key_id: String,
@@ -38,17 +39,18 @@ macro_rules! bucket_args {
             #[arg(long = concat!($flag, "s3-secret-access-key"), env = env::$env.secret_access_key,
                   default_value = "", hide_env_values = true)]
             secret_access_key: String,
-            /// How long the service may be silent
+            /// How long the service may stay silent
             #[arg(long = concat!($flag, "s3-timeout"), env = env::$env.timeout,
                   default_value = "30s", value_parser = parse_duration)]
             timeout: Duration,
-            // Waits between tries are random, up to 0.5, 1 and 2 s: four tries pass over a moment of overload, and end within
-            // 4 s where connections are refused. The operator learns of an outage from pods that ended, so it must be soon.
-            /// How often a request is tried while the service is unreachable, busy or cut off
+            // Waits between tries are random, up to 0.5, 1 and 2 s: four tries outlast a moment of overload,
+            // and end within 4 s if connections are refused. That must be soon, because the operator learns
+            // of an outage only from pods that ended.
+            /// How often to try a request while the service is unreachable, busy or breaks off
             #[arg(long = concat!($flag, "s3-max-attempts"), env = env::$env.max_attempts,
                   default_value = "4", value_parser = clap::value_parser!(u32).range(1..=20))]
             max_attempts: u32,
-            /// Whether an etag of 32 hexadecimal digits is the MD5 of the content, as in most services
+            /// Whether an etag of 32 hexadecimal digits is the MD5 of the content, as with most services
             #[arg(long = concat!($flag, "s3-etag-is-md5"), env = env::$env.etag_is_md5,
                   default_value = "true", value_parser = parse_flag, action = clap::ArgAction::Set)]
             etag_is_md5: bool,

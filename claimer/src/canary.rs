@@ -1,6 +1,7 @@
-//! Tells a storage that is down from a single object that cannot be had: after a failure one byte is read of an object that
-//! this run has read before, or the existence of a result is asked for that it has published before. Same client, so same
-//! credentials and same network path. A listing only proposes objects: that it is answered proves nothing about reading.
+//! Tells a storage outage from a single bad object: after a failure it reads one byte of an object that this
+//! run has read before, or looks up a result that it has published before. It uses the same client, hence the
+//! same credentials and network path. A listing only proposes objects: an answered listing proves nothing
+//! about reading.
 
 use std::time::{Duration, Instant};
 
@@ -9,24 +10,25 @@ use aws_sdk_s3::config::retry::RetryConfig;
 use protocol::Exit;
 use storage::{BACKOFF_FIRST, StorageError};
 
-/// A second try for a connection that was kept too long; more would only repeat what the failure itself has shown.
+/// The second try is for a stale connection; more tries would only repeat what the failure itself has shown.
 const TRIES: u32 = 2;
-/// A storage that needs longer for one byte is not up. It bounds what the check adds to a failure.
+/// A storage that needs longer for one byte is not up. This bounds the delay that the check adds to a
+/// failure.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Objects that a listing proposes: one may be the object that failed, and others may fail as well.
+/// How many objects a listing proposes: one may be the object that failed, and others may fail as well.
 const PROPOSED: i32 = 4;
 
-/// Objects that were there, and the client that could not get another one.
+/// Objects that were readable before, and the client that failed to get another one.
 pub(crate) struct Canary<'a> {
     pub(crate) client: &'a Client,
     pub(crate) bucket: &'a str,
-    /// The newest first; none until this run has fetched or published anything.
+    /// Newest first; empty until this run has fetched or published anything.
     pub(crate) keys: &'a [String],
 }
 
 impl Canary<'_> {
-    /// Whether one byte can be read, after `failed` could not be fetched. If all objects that were known are deleted, others
-    /// below `prefix` are tried.
+    /// Whether one byte can be read, after `failed` could not be fetched. If all known objects were deleted,
+    /// others below `prefix` are tried.
     pub(crate) async fn read(&self, failed: &str, exit: Exit, prefix: &str) -> Option<bool> {
         let began = Instant::now();
         let shown = self.first_that_is_there(failed, exit, async |key| self.read_byte(key).await).await;
@@ -45,12 +47,13 @@ impl Canary<'_> {
             Ok(answer) => answer.body,
             Err(error) => return up(&error),
         };
-        // An empty object may also be answered with no byte at all.
+        // An empty object may also be answered without a body.
         Some(!matches!(body.next().await, Some(Err(_))))
     }
 
-    /// Whether one of the objects that a listing proposes can be read. This run has read none of them, so one that cannot be
-    /// read shows nothing: our keys may never have allowed it. Nor does a listing that is refused: reading files needs none.
+    /// Whether one of the listed objects can be read. This run has read none of them, so an unreadable one
+    /// proves nothing: our keys may never have allowed it. A refused listing proves nothing either, because
+    /// reading files does not require it.
     async fn read_proposed(&self, failed: &str, prefix: &str) -> Option<bool> {
         let prefix = Some(prefix.to_owned()).filter(|prefix| !prefix.is_empty());
         let request = self.client.list_objects_v2().bucket(self.bucket).set_prefix(prefix).max_keys(PROPOSED);
@@ -63,7 +66,7 @@ impl Canary<'_> {
         None
     }
 
-    /// Whether a result is there, after `failed` could not be published.
+    /// Whether a result exists, after `failed` could not be published.
     pub(crate) async fn look_up(&self, failed: &str, exit: Exit) -> Option<bool> {
         self.first_that_is_there(failed, exit, async |key| {
             let request = self.client.head_object().bucket(self.bucket).key(key);
@@ -78,8 +81,8 @@ impl Canary<'_> {
         .await
     }
 
-    /// What the newest object shows that was not deleted since; nothing if all were. Only a failure of the storage asks for
-    /// it, and the object that failed proves nothing about itself.
+    /// The answer of the newest object that still exists; `None` if there is none. Only a storage failure
+    /// triggers this, and the object that failed proves nothing about itself.
     async fn first_that_is_there(
         &self,
         failed: &str,
@@ -102,13 +105,13 @@ impl Canary<'_> {
     }
 }
 
-/// What an error says about the storage; nothing if the object was deleted since.
+/// What an error says about the storage; `None` if the object was deleted.
 fn up(error: &StorageError) -> Option<bool> {
     match error {
         // An empty object has no first byte (416).
         StorageError::Changed(_) => Some(true),
-        // That proves nothing: a service may find its index and not its data, and some say so of whole buckets that they
-        // cannot reach.
+        // This proves nothing: a service may find its index but not its data, and some report this for entire
+        // buckets that they cannot reach.
         StorageError::Gone(_) => None,
         StorageError::NoAccess(_)
         | StorageError::NoBucket(_)

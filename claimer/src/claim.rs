@@ -1,5 +1,5 @@
-//! Claims the file that the operator handed to this pod, however long Valkey takes to come back. A restarted container gets
-//! the same file again, and nothing is ever acknowledged here.
+//! Claims the file that the operator handed to this pod, however long Valkey takes to return. A restarted
+//! container gets the same file again, and nothing is ever acknowledged here.
 
 use std::time::{Duration, Instant};
 
@@ -9,21 +9,22 @@ use storage::chain;
 
 use crate::backoff::Backoff;
 
-/// One blocking read. Bounded, because a connection that a middlebox dropped would otherwise wait for ever.
+/// One blocking read. It is bounded because a connection that a middlebox dropped would otherwise wait
+/// forever.
 const BLOCK: Duration = Duration::from_secs(5);
-/// The wait before the second try to connect; it doubles from try to try.
+/// The wait before the second try to connect; it doubles with each try.
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
-/// No wait between two tries is longer.
+/// The longest wait between two tries.
 const BACKOFF_LONGEST: Duration = Duration::from_secs(30);
 
-/// Which queue, as whom, and how patiently.
+/// The queue, the user, and how long to wait for Valkey.
 #[derive(Clone, Debug)]
 pub struct QueueSettings {
     /// Valkey.
     pub server: Server,
     /// Stream of the run.
     pub stream: String,
-    /// Name of this pod.
+    /// The pod's name, which is also its consumer name.
     pub consumer: String,
     /// How long Valkey may be unreachable.
     pub unavailable_limit: Duration,
@@ -34,13 +35,13 @@ pub struct QueueSettings {
 /// Why there is no file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClaimError {
-    #[error("no answer for {limit:?}")]
+    #[error("Valkey has not answered for {limit:?}")]
     Unreachable { limit: Duration, source: Error },
-    #[error("refused for {limit:?}")]
+    #[error("Valkey has refused the user for {limit:?}")]
     Denied { limit: Duration, source: Error },
-    #[error("unusable answer")]
+    #[error("Valkey's answer is unusable")]
     Broken { source: Error },
-    #[error("unusable settings")]
+    #[error("the settings of the queue are unusable")]
     Settings { source: Error },
 }
 
@@ -55,7 +56,7 @@ impl ClaimError {
     }
 }
 
-/// Waits for a file and claims it.
+/// Waits until the operator hands over a file, and claims it.
 pub(crate) async fn claim(settings: &QueueSettings) -> Result<Claim, ClaimError> {
     let QueueSettings { server, stream, consumer, .. } = settings;
     let mut worker = Worker::new(server.clone(), stream, consumer);
@@ -69,12 +70,13 @@ pub(crate) async fn claim(settings: &QueueSettings) -> Result<Claim, ClaimError>
     }
 }
 
-/// How much longer Valkey is waited for.
+/// How much longer to wait for Valkey.
 pub(crate) struct Patience {
     unavailable_limit: Duration,
     denied_limit: Duration,
     backoff: Backoff,
-    // A clock for each: a server that alternates between unreachable and refusing must not be waited for without end.
+    // One timer each: a server that alternates between unreachable and refusing must not be waited for
+    // forever.
     unavailable_since: Option<Instant>,
     refused_since: Option<Instant>,
 }
@@ -86,22 +88,23 @@ impl Patience {
         Self { unavailable_limit, denied_limit, backoff, unavailable_since: None, refused_since: None }
     }
 
-    /// Valkey has answered.
+    /// Valkey has answered, so both timers start over.
     pub(crate) fn restore(&mut self) {
         (self.unavailable_since, self.refused_since) = (None, None);
         self.backoff.reset();
     }
 
-    /// Waits before the next try, unless this has gone on for too long.
+    /// Waits before the next try, unless the failure has lasted too long.
     pub(crate) async fn wait_after(&mut self, source: Error) -> Result<(), ClaimError> {
         let (since, limit) = match &source {
             Error::Unavailable { .. } | Error::Full { .. } => {
                 (&mut self.unavailable_since, self.unavailable_limit)
             }
-            // A restarted Valkey has forgotten the user; the operator is restoring it.
+            // A restarted Valkey has forgotten the user, and the operator restores it.
             Error::Denied { .. } => (&mut self.refused_since, self.denied_limit),
             Error::Config { .. } => return Err(ClaimError::Settings { source }),
-            // A worker calls no scripts, so it expects their answers as little as the others here.
+            // A worker calls no scripts, so it does not expect their answers any more than the other errors
+            // here.
             Error::Closed { .. }
             | Error::Lost { .. }
             | Error::Server { .. }
@@ -116,7 +119,7 @@ impl Patience {
             });
         }
         let wait = self.backoff.wait().min(left);
-        eprintln!("try again in {wait:.1?}: {}", chain(&source).escape_debug());
+        eprintln!("trying again in {wait:.1?}: {}", chain(&source).escape_debug());
         tokio::time::sleep(wait).await;
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! How the process ends: an exit code per class of failure, and one line that says what and why. The operator reads both
-//! from the pod; docs/claimer.md lists them.
+//! How the process ends: an exit code per class of failure, and one line with the failure and its cause. The
+//! operator reads both from the pod; docs/claimer.md lists them.
 
 use protocol::Exit;
 use storage::StorageError;
@@ -12,23 +12,23 @@ use crate::publish::PublishError;
 use crate::serve::ServeError;
 use crate::workspace::WorkspaceError;
 
-/// What an error of the storage means.
+/// The exit code for a storage error.
 pub(crate) fn of_storage(error: &StorageError) -> Exit {
     match error {
         StorageError::NoAccess(_) => Exit::NoAccess,
         StorageError::Gone(_) => Exit::ObjectGone,
         StorageError::Changed(_) => Exit::ObjectChanged,
-        // Without its bucket no file is at fault.
+        // Without its bucket, no file is at fault.
         StorageError::Unreachable(_) | StorageError::Unusable(_) | StorageError::NoBucket(_) => {
             Exit::StorageUnreachable
         }
         StorageError::Refused(_) => Exit::StorageRefused,
-        // No guard is ever set here: where a pod may connect to is for network policies to say.
+        // No guard is ever set here: network policies decide where a pod may connect.
         StorageError::AddressRefused(_) => Exit::BadSettings,
     }
 }
 
-/// What an error of the file system means.
+/// The exit code for a file system error.
 pub(crate) fn of_io(error: &std::io::Error) -> Exit {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     match error.kind() {
@@ -50,7 +50,7 @@ pub(crate) enum Failure {
     Workspace(#[from] WorkspaceError),
     #[error("cannot publish the results")]
     Publish(#[from] PublishError),
-    #[error("cannot make the pod ready")]
+    #[error("cannot prepare the pod")]
     Install(#[from] InstallError),
     #[error("cannot process files")]
     Serve(#[from] ServeError),
@@ -75,7 +75,7 @@ impl Failure {
         }
     }
 
-    /// Whether the storage could be read when this failed, if that was tried.
+    /// Whether the storage was readable at the time of the failure, if that was checked.
     pub(crate) fn canary(&self) -> Option<bool> {
         match self {
             Self::Fetch(error) => error.canary(),
@@ -91,10 +91,10 @@ impl Failure {
     }
 }
 
-/// Longest name of an object in a message: a key may have 1,024 bytes, and the reason comes after it.
+/// The longest object name in a message: a key may have 1,024 bytes, and the reason follows it.
 const NAME_BYTES_MAX: usize = 256;
 
-/// A name, without its middle when it is long: its start says where, its end says what.
+/// Shortens a long name in its middle: its start says where the object is, its end says which one it is.
 pub(crate) fn shortened(name: &str) -> String {
     if name.len() <= NAME_BYTES_MAX {
         return name.to_owned();

@@ -1,5 +1,5 @@
-//! Fetches one object, whole and unchanged, or fails. Memory is the same whatever its size: large objects come in parts
-//! that are written where they belong. The key is only ever sent, never used as a path.
+//! Fetches one object, whole and unchanged, or fails. Memory use does not depend on the size: large objects
+//! come in parts, each written to its place. The key is only ever sent, never used as a path.
 
 use std::fs::File as LocalFile;
 use std::os::unix::fs::FileExt;
@@ -20,9 +20,10 @@ use crate::exit::{self, shortened};
 use crate::verify::{BUFFER_BYTES, Comparison, Expected, INLINE_BYTES, bare};
 use crate::workspace::WorkspaceError;
 
-/// Larger objects are fetched in parts of this size: what AWS recommends, and little to repeat when one fails.
+/// Larger objects are fetched in parts of this size: AWS recommends it, and little is repeated when a part
+/// fails.
 const PART_BYTES: u64 = 8 * 1024 * 1024;
-/// Parts at a time. One connection rarely fills a network; more than a few only take from the other pods.
+/// One connection rarely saturates a network; more than a few only take bandwidth from other pods.
 const PARTS_AT_A_TIME: usize = 4;
 
 /// Why there is no file.
@@ -30,15 +31,15 @@ const PARTS_AT_A_TIME: usize = 4;
 pub(crate) enum FetchError {
     #[error(transparent)]
     Storage(#[from] StorageError),
-    #[error("not the object that was listed: {0}")]
+    #[error("the object is not the one that was listed: {0}")]
     Changed(String),
-    #[error("cut off after {got} of {length} bytes, {tries} times: {detail}")]
+    #[error("the object was cut off after {got} of {length} bytes, {tries} times: {detail}")]
     Truncated { got: u64, length: u64, tries: u32, detail: String },
     #[error(transparent)]
     Local(#[from] WorkspaceError),
 }
 
-/// The same, with the name of the object, and whether another one could be read.
+/// The error with the name of the object, and whether another object could be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{uri}")]
 pub(crate) struct FetchFailed {
@@ -89,7 +90,7 @@ pub(crate) async fn fetch(
         let length = PART_BYTES.min(file.size - start);
         fetch.part(Part { start, length, whole: false })
     });
-    // The first part that fails ends the others.
+    // The first failed part stops the others.
     stream::iter(parts).buffer_unordered(PARTS_AT_A_TIME).try_for_each(async |()| Ok(())).await?;
     let written = LocalFile::open(path).map_err(WorkspaceError::doing("open", path))?;
     let checked = tokio::task::spawn_blocking(|| expected.check(written)).await;
@@ -105,7 +106,8 @@ struct Fetch<'a> {
     file: &'a File,
     path: &'a Path,
     local: Arc<LocalFile>,
-    /// As listed or, where the listing had none, as it was at the first request: all parts are of one object.
+    /// The etag from the listing or, if the listing had none, from the first request: all parts come from one
+    /// object.
     etag: String,
 }
 
@@ -113,11 +115,11 @@ struct Fetch<'a> {
 struct Part {
     start: u64,
     length: u64,
-    /// Whether it is the whole object, asked for without a range.
+    /// Whether this is the whole object, requested without a range.
     whole: bool,
 }
 
-/// A try that may be worth another one, or not.
+/// A failed try, and whether it is worth repeating.
 enum Failed {
     Broken { got: u64, detail: String },
     Corrupt(String),
@@ -131,7 +133,7 @@ impl<E: Into<FetchError>> From<E> for Failed {
 }
 
 impl Fetch<'_> {
-    /// Asks what the object is before it is fetched in parts.
+    /// Asks for the object's properties before it is fetched in parts.
     async fn head(&mut self) -> Result<Expected, FetchError> {
         let request = self.client.head_object().bucket(&self.bucket.name).key(&self.file.key);
         let head = request
@@ -148,7 +150,8 @@ impl Fetch<'_> {
         Ok(Expected { md5, checksum: Expected::checksum_of(&head) })
     }
 
-    /// Fetches a part, again if its body breaks off: the client itself repeats only what fails before the body.
+    /// Fetches a part, and repeats it if its body breaks off: the client itself repeats only failures before
+    /// the body.
     async fn part(&self, part: Part) -> Result<(), FetchError> {
         let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LONGEST);
         let mut tries = 1;
@@ -176,7 +179,7 @@ impl Fetch<'_> {
         let mut request = self.client.get_object().bucket(&self.bucket.name).key(&self.file.key);
         request = request.set_if_match(self.expected_etag());
         request = if part.whole {
-            // The client compares what it receives with the checksum that the service sends, if it does.
+            // The client compares what it receives with the service's checksum, if there is one.
             request.checksum_mode(ChecksumMode::Enabled)
         } else {
             request.range(format!("bytes={}-{}", part.start, part.start + part.length - 1))
@@ -184,7 +187,8 @@ impl Fetch<'_> {
         let response = request.send().await.map_err(StorageError::from)?;
         self.compare(response.e_tag(), response.content_length(), part.length)?;
         let md5 = self.md5(response.server_side_encryption(), response.sse_customer_algorithm());
-        // As it arrives, so that nothing is read twice. What is one of many parts is compared when all of them are there.
+        // Compared as it arrives, so that nothing is read twice. One of many parts is compared once all of
+        // them are there.
         let expected = Expected { md5: md5.filter(|_| part.whole), checksum: None };
         let mut comparison = Comparison::with(expected);
         self.write(part, response.body, &mut comparison).await?;
@@ -194,7 +198,7 @@ impl Fetch<'_> {
         }
     }
 
-    /// Writes a body where it belongs, a buffer at a time.
+    /// Writes a body to its place, a buffer at a time.
     async fn write(
         &self,
         part: Part,
@@ -226,7 +230,7 @@ impl Fetch<'_> {
         Ok(self.write_at(buffer, start).await?)
     }
 
-    /// Large files are written by a thread of their own: a disk that is slow must not keep SIGTERM waiting.
+    /// A thread of its own writes large files: a slow disk must not delay SIGTERM.
     async fn write_at(&self, buffer: Vec<u8>, start: u64) -> Result<(), FetchError> {
         if self.file.size <= INLINE_BYTES {
             let written = self.local.write_all_at(&buffer, start);
@@ -250,13 +254,13 @@ impl Fetch<'_> {
         self.bucket.etag_is_md5.then(|| Expected::md5_of(&self.etag, encryption, customer_key)).flatten()
     }
 
-    /// Not every service knows If-Match, so what it sends is compared too.
+    /// Some services ignore If-Match, so the answer is compared too.
     fn compare(&self, etag: Option<&str>, sent: Option<i64>, length: u64) -> Result<(), FetchError> {
         if let Some(etag) = etag
             && !self.etag.is_empty()
             && bare(etag) != bare(&self.etag)
         {
-            return Err(FetchError::Changed(format!("its etag is {etag}, listed was {}", self.etag)));
+            return Err(FetchError::Changed(format!("its etag is {etag}, but {} was listed", self.etag)));
         }
         match sent {
             Some(sent) if u64::try_from(sent) != Ok(length) => {

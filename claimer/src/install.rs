@@ -1,5 +1,5 @@
-//! Makes a pod ready that processes many files, before its filters start: the shim where they can execute it, and folders that
-//! they may use under any user.
+//! Prepares a pod that processes many files, before its filters start: puts the shim where they can execute
+//! it, and creates folders that any user may write to.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -15,17 +15,17 @@ use crate::workspace::{WorkspaceError, open_folder};
 /// Settings of `install`.
 #[derive(Debug)]
 pub struct InstallSettings {
-    /// The shim, in the image.
+    /// Path of the shim in the image.
     pub shim: PathBuf,
-    /// Folder that gets the shim, and a folder for the socket of each filter.
+    /// Folder that receives the shim, and a folder for each filter's socket.
     pub to: PathBuf,
-    /// Root of the volume that filters see a part of.
+    /// Root of the volume that filters see in part.
     pub room: PathBuf,
     /// The filters.
     pub filters: Vec<String>,
 }
 
-/// The pod cannot be made ready.
+/// Why the pod cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InstallError {
     #[error(transparent)]
@@ -43,7 +43,7 @@ impl InstallError {
     }
 }
 
-/// Makes the pod ready.
+/// Prepares the pod.
 pub(crate) fn install(settings: &InstallSettings) -> Result<(), InstallError> {
     let InstallSettings { shim, to, room, filters } = settings;
     serve::make_room(room)?;
@@ -53,7 +53,7 @@ pub(crate) fn install(settings: &InstallSettings) -> Result<(), InstallError> {
     install_shim(shim, to)
 }
 
-/// Puts the shim where filters can execute it.
+/// Copies the shim to a place where filters can execute it.
 pub(crate) fn install_shim(shim: &Path, to: &Path) -> Result<(), InstallError> {
     open_folder(&to.join("bin"), 0o755)?;
     let target = to.join("bin").join("shim");

@@ -1,9 +1,9 @@
-//! Runs in worker pods. As an init container it claims one file and fetches it to `/ws/input`; as the main container of
-//! a pipeline with a sink it publishes the results. In a pod that processes many files it does both for all of them, beside
-//! the filters.
+//! Runs in worker pods. As an init container it claims one file and fetches it to `/ws/input`; as the main
+//! container of a pipeline with a sink it publishes the results. In a pod that processes many files it does
+//! both for all of them, beside the filters.
 //!
-//! It never talks to Kubernetes and never acknowledges a file: how an attempt ended is for the operator to see, in the
-//! exit code ([`protocol::Exit`]) and in the one line it leaves as the termination message.
+//! It never talks to Kubernetes and never acknowledges a file: the operator learns how an attempt ended from
+//! the exit code ([`protocol::Exit`]) and from the one-line termination message.
 
 pub mod args;
 mod backoff;
@@ -34,7 +34,7 @@ use exit::Failure;
 use progress::Progress;
 use workspace::Workspace;
 
-/// Does what the command line and the environment say; returns the exit code.
+/// Runs the command that the command line and the environment describe, and returns the exit code.
 pub async fn run(argv: impl IntoIterator<Item = OsString>, started: Instant) -> i32 {
     let progress = Progress::start();
     let (command, log) = match args::parse(argv) {
@@ -45,7 +45,7 @@ pub async fn run(argv: impl IntoIterator<Item = OsString>, started: Instant) -> 
         }
         Err(error) => return progress.report(Err(error.into()), &args::termination_log()),
     };
-    // One that processes many files decides itself what a signal ends.
+    // `serve` decides itself what a signal ends.
     let is_ended_by_signals = !matches!(command, Command::Serve(_));
     let work = async {
         match command {
@@ -58,7 +58,8 @@ pub async fn run(argv: impl IntoIterator<Item = OsString>, started: Instant) -> 
         }
     };
     let outcome = tokio::select! {
-        // A container's first process has no default action for signals: without this, SIGTERM would be ignored.
+        // A container's first process has no default action for signals: without this, it would ignore
+        // SIGTERM.
         biased;
         failure = terminated(), if is_ended_by_signals => Err(failure),
         outcome = work => outcome,
@@ -66,7 +67,7 @@ pub async fn run(argv: impl IntoIterator<Item = OsString>, started: Instant) -> 
     progress.report(outcome, &log)
 }
 
-/// Returns the key of the file.
+/// Returns the key of the claimed file.
 async fn claim_and_fetch(
     settings: &ClaimSettings,
     progress: &Progress,
@@ -82,7 +83,7 @@ async fn claim_and_fetch(
     progress.claimed(claim.entry.as_str(), attempt);
     let after = started.elapsed();
     eprintln!("claimed {} (attempt {attempt}) after {after:?}", uri.escape_debug());
-    // Only now, so that nothing delays the claim.
+    // Created only now, so that nothing delays the claim.
     let client = settings.bucket.client().await;
     let fetched = fetch::fetch(&client, &settings.bucket, &claim.file, &workspace.partial()).await;
     if let Err(error) = fetched {

@@ -1,4 +1,5 @@
-//! What this process knows of its file, for the termination message: a signal that ends it reports the entry too.
+//! What this process knows about its file, for the termination message: a process that a signal ends reports
+//! its entry too.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -11,7 +12,7 @@ use storage::chain;
 
 use crate::exit::Failure;
 
-/// When the process started and, once it has one, its file.
+/// The start of the process and, once claimed, its file.
 pub(crate) struct Progress {
     started: Moment,
     file: OnceLock<Attempt>,
@@ -28,22 +29,24 @@ impl Progress {
         Self { started: Moment::now(), file: OnceLock::new() }
     }
 
-    /// The file of this entry is ours from now on.
+    /// Records that the file of this entry is ours from now on.
     pub(crate) fn claimed(&self, entry: &str, attempt: u64) {
         self.set(Attempt { entry: Some(entry.to_owned()), number: attempt, since: Moment::now() });
     }
 
-    /// The results of this attempt are being published. The workspace does not know the entry: filters can write there.
+    /// Records that this attempt's results are being published. The workspace does not know the entry,
+    /// because filters can write there.
     pub(crate) fn publishing(&self, attempt: u64) {
         self.set(Attempt { entry: None, number: attempt, since: self.started });
     }
 
     fn set(&self, attempt: Attempt) {
-        // A process has one file, so it is never set twice.
+        // A process has one file, so this is never set twice.
         let _ = self.file.set(attempt);
     }
 
-    /// Says how it ended, in the termination log and, to people, on standard error; returns the exit code.
+    /// Reports how the process ended, in the termination log and, for people, on standard error; returns the
+    /// exit code.
     pub(crate) fn report(&self, ended: Result<String, Failure>, log: &Path) -> i32 {
         let attempt = self.file.get();
         let since = attempt.map_or(&self.started, |attempt| &attempt.since);
@@ -63,7 +66,7 @@ impl Progress {
         if let Some(reason) = report.reason() {
             eprintln!("{reason}");
         }
-        // Never created: outside of a pod there is none to read it.
+        // Never created: outside a pod, nothing reads it.
         if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(log) {
             let _ = file.write_all(report.to_string().as_bytes());
         }
@@ -71,7 +74,7 @@ impl Progress {
     }
 }
 
-/// A time of day. What passed since then is measured by a clock that is never set.
+/// A time of day, advanced by a clock that is never adjusted.
 #[derive(Clone, Copy)]
 struct Moment {
     time: SystemTime,
@@ -83,7 +86,7 @@ impl Moment {
         Self { time: SystemTime::now(), instant: Instant::now() }
     }
 
-    /// Milliseconds since 1970.
+    /// In milliseconds since 1970.
     fn ms(&self) -> u64 {
         self.time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
     }

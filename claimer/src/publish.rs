@@ -1,5 +1,5 @@
-//! Uploads everything that one filter wrote. All of it, or the attempt fails: names are the same at every attempt, so that
-//! a retry overwrites what a failed one left. It deletes nothing.
+//! Uploads everything that one filter wrote, or fails the attempt. Names are the same at every attempt, so
+//! that a retry overwrites what a failed one left. Nothing is deleted.
 
 use std::path::Path;
 
@@ -16,12 +16,12 @@ use crate::upload::{Target, UploadError};
 use crate::walk::{WalkError, walk};
 use crate::workspace::{Workspace, WorkspaceError};
 
-/// Files at a time: most results are small, and a request is mostly waiting.
+/// Most results are small, and a request is mostly waiting.
 const FILES_AT_A_TIME: usize = 4;
-/// The longest key of S3.
+/// The longest key that S3 allows.
 const KEY_BYTES_MAX: usize = 1_024;
 
-/// Why not everything is published.
+/// Why the results are not all published.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PublishError {
     #[error("cannot find out which file this is")]
@@ -50,7 +50,7 @@ impl PublishError {
         }
     }
 
-    /// Whether the sink still has what was published before, if that was asked.
+    /// Whether the sink still has an earlier result, if that was checked.
     pub(crate) fn canary(&self) -> Option<bool> {
         match self {
             Self::Upload { canary, .. } => *canary,
@@ -73,31 +73,31 @@ pub(crate) async fn publish(settings: &PublishSettings, progress: &Progress) -> 
     settings.destination.publish(&client, &key, &folder, &settings.canary_keys).await
 }
 
-/// Where results go, and under which names.
+/// The destination of results, and their names there.
 #[derive(Clone, Debug)]
 pub struct Destination {
     /// The bucket.
     pub sink: Bucket,
-    /// Put before every name in the sink.
+    /// Prefix of every name in the sink.
     pub prefix: String,
     /// The filter whose results are uploaded.
     pub from: String,
-    /// Cut off the file's key.
+    /// Prefix that is removed from the file's key.
     pub source_prefix: String,
 }
 
-/// The results of a file, all of which are in the sink.
+/// A file's results, all of which are in the sink.
 pub(crate) struct Published {
-    /// What all their keys begin with.
+    /// The common prefix of their keys.
     prefix: String,
-    /// Key of the last one.
+    /// Key of the last result.
     pub(crate) last: String,
     files: usize,
     bytes: u64,
 }
 
 impl Destination {
-    /// Uploads the results of a file, and returns only when all of them are there: the key of the last one.
+    /// Uploads a file's results, and returns only when all of them are there, with the key of the last one.
     pub(crate) async fn publish(
         &self,
         client: &Client,
@@ -110,7 +110,7 @@ impl Destination {
         Ok(last)
     }
 
-    /// The same, without a line in the log.
+    /// Does the same without a line in the log.
     pub(crate) async fn upload(
         &self,
         client: &Client,
@@ -119,12 +119,12 @@ impl Destination {
         canary_keys: &[String],
     ) -> Result<Published, PublishError> {
         let prefix = self.names_of(key)?;
-        // A filter that wrote nothing need not have made the folder.
+        // A filter that wrote nothing may not have created the folder.
         let results = if folder.exists() { walk(folder)? } else { Vec::new() };
         let Some(last) = results.last() else {
             return Err(PublishError::Nothing { folder: folder.display().to_string() });
         };
-        // Before anything is sent: a name that cannot be is not worth half an upload.
+        // Checked before anything is sent: an impossible name would waste half an upload.
         if let Some(long) = results.iter().find(|found| prefix.len() + found.name.len() > KEY_BYTES_MAX) {
             return Err(PublishError::Name { key: shortened(&format!("{prefix}{}", long.name)) });
         }

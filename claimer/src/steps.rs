@@ -1,4 +1,5 @@
-//! The two steps of a pod that reach the storage, for a bench that takes them in a bare loop, without queue and pods.
+//! The two steps of a pod that use the storage, for a bench that runs them in a bare loop, without queue and
+//! pods.
 
 use std::error::Error;
 use std::path::Path;

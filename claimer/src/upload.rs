@@ -1,5 +1,5 @@
-//! Uploads one file and makes sure that the storage has it: with a SHA-256 that the service verifies and repeats, in parts
-//! when large, streamed from the disk so that memory does not grow with the file.
+//! Uploads one file and verifies that the storage has it: with a SHA-256 that the service checks and returns,
+//! in parts if the file is large, and streamed from the disk so that memory use does not grow with the file.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -24,9 +24,9 @@ use crate::workspace::WorkspaceError;
 
 /// Larger files are uploaded in parts of this size.
 const PART_BYTES: u64 = 8 * 1024 * 1024;
-/// The protocol allows 10,000 parts, so those of huge files are larger.
+/// The protocol allows 10,000 parts, so huge files use larger parts.
 const PARTS_MAX: u64 = 10_000;
-/// Parts of one file at a time.
+/// Parts of one file that are uploaded at the same time.
 const PARTS_AT_A_TIME: usize = 4;
 
 /// Why a file is not in the storage.
@@ -38,9 +38,9 @@ pub(crate) enum UploadError {
     Local(#[from] WorkspaceError),
     #[error("{path} was replaced while the results were published")]
     Replaced { path: String },
-    #[error("the storage has something else than was sent: {0}")]
+    #[error("the storage does not have what was sent: {0}")]
     Differs(String),
-    #[error("the storage answers without {0}")]
+    #[error("the storage's answer lacks {0}")]
     Answer(&'static str),
 }
 
@@ -65,10 +65,10 @@ impl Target<'_> {
     /// Uploads a file and verifies it.
     pub(crate) async fn upload(&self, file: &Found) -> Result<(), UploadError> {
         let held = open(file)?;
-        // From now on it is read through what is open, whatever becomes of its name.
+        // From now on the file is read through the open descriptor, even if its name changes.
         let file = &Found { path: path_of(&held), name: file.name.clone(), size: file.size };
         if file.size <= PART_BYTES { self.at_once(file).await } else { self.in_parts(file).await }?;
-        // Whatever the answers said: it is there, under this name, with this length.
+        // Whatever the answers said, check that the object exists under this name, with this length.
         let head = self.client.head_object().bucket(self.bucket).key(self.key).send().await;
         let length = match head.map_err(StorageError::from) {
             Ok(head) => head.content_length(),
@@ -96,22 +96,24 @@ impl Target<'_> {
         let id = begun.upload_id().ok_or(UploadError::Answer("an upload id"))?;
         let uploaded = self.parts(file, id).await;
         if uploaded.is_err() {
-            // Parts of an upload that never ends are paid for and never seen.
+            // Parts of an unfinished upload cost money and are invisible.
             let abort = self.client.abort_multipart_upload().bucket(self.bucket).key(self.key).upload_id(id);
             if let Err(error) = abort.send().await {
                 eprintln!(
-                    "the unfinished upload of {:?} stays: {}",
+                    "cannot abort the unfinished upload of {:?}: {}",
                     self.key,
                     chain(&StorageError::from(error))
                 );
             }
         }
         let (sent, answered) = uploaded?;
-        // A checksum without a number of parts is one of the whole, which nobody made here.
+        // A checksum without a number of parts covers the whole object; nothing here computes such a
+        // checksum.
         same(&sent, answered.as_deref().filter(|answered| answered.contains('-')))
     }
 
-    /// Uploads the parts and puts them together. Returns the checksum of what was sent, and the one of the answer.
+    /// Uploads the parts and completes the upload. Returns the checksum of what was sent, and the one in the
+    /// answer.
     async fn parts(&self, file: &Found, id: &str) -> Result<(String, Option<String>), UploadError> {
         let size = part_size(file.size);
         let parts = (0..file.size).step_by(size as usize).zip(1..).map(async |(start, number)| {
@@ -126,7 +128,7 @@ impl Target<'_> {
             let part = CompletedPart::builder().part_number(number).e_tag(etag).checksum_sha256(sum).build();
             Ok::<_, UploadError>(part)
         });
-        // In order, as the last request lists them.
+        // In order, because the last request lists them in order.
         let parts: Vec<_> = stream::iter(parts).buffered(PARTS_AT_A_TIME).try_collect().await?;
         let sent = checksum_of_checksums(&parts);
         let parts = CompletedMultipartUpload::builder().set_parts(Some(parts)).build();
@@ -137,11 +139,11 @@ impl Target<'_> {
     }
 }
 
-/// Opens a result, if it is still the file that was found: a process of a filter that goes on may have put a link in its place,
-/// to a file of ours.
+/// Opens a result if it is still the file that was found: a surviving process of a filter may have replaced
+/// it with a link to one of our files.
 fn open(found: &Found) -> Result<File, UploadError> {
     let mut options = File::options();
-    // Nor may a pipe in its place be waited for.
+    // Never wait for a pipe in its place, either.
     let options = options.read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
     let replaced = || UploadError::Replaced { path: found.path.display().to_string() };
     let file = options.open(&found.path).map_err(|_| replaced())?;
@@ -150,7 +152,7 @@ fn open(found: &Found) -> Result<File, UploadError> {
     if real == found.path && kind.is_file() { Ok(file) } else { Err(replaced()) }
 }
 
-/// A path that leads to what is open.
+/// A path that leads to the open file.
 fn path_of(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
@@ -159,7 +161,7 @@ fn part_size(size: u64) -> u64 {
     size.div_ceil(PARTS_MAX).max(PART_BYTES)
 }
 
-/// Services that keep checksums repeat them; for the others there is the length.
+/// Services that keep checksums return them; for others, the length is compared.
 fn same(sent: &str, answered: Option<&str>) -> Result<(), UploadError> {
     match answered {
         Some(answered) if answered != sent => {
@@ -169,11 +171,12 @@ fn same(sent: &str, answered: Option<&str>) -> Result<(), UploadError> {
     }
 }
 
-/// What services keep for an upload in parts: a SHA-256 of the parts' SHA-256, and how many they are.
+/// The checksum that services keep for a multipart upload: a SHA-256 of the parts' SHA-256, and the number of
+/// parts.
 fn checksum_of_checksums(parts: &[CompletedPart]) -> String {
     let mut sum = Algorithm::Sha256.into_impl();
     for part in parts.iter().filter_map(CompletedPart::checksum_sha256) {
-        // Encoded by us.
+        // We encoded it ourselves, so decoding cannot fail.
         sum.update(&base64::decode(part).unwrap_or_default());
     }
     format!("{}-{}", base64::encode(sum.finalize()), parts.len())

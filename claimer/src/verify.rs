@@ -1,5 +1,6 @@
-//! Compares a fetched file with what the storage says about it: a checksum of the whole object if there is one, and the
-//! etag where that is an MD5. The content comes in pieces: as they arrive, or from the file if they arrived in any order.
+//! Compares a fetched file with what the storage says about it: a checksum of the whole object if there is
+//! one, and the etag if that is an MD5. The content comes in pieces: as they arrive, or from the file if they
+//! arrived out of order.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,14 +12,14 @@ use aws_smithy_checksums::http::HttpChecksum;
 use aws_smithy_types::base64;
 use md5::{Digest, Md5};
 
-/// Large enough for few calls, small enough not to count.
+/// Large enough for few calls, and a negligible amount of memory.
 pub(crate) const BUFFER_BYTES: usize = 1024 * 1024;
 
-/// Up to this size a file is read or written at once, without a thread for it: that would cost more than the call, which only
+/// Up to this size a file is read or written inline: a thread would cost more than the call, which only
 /// touches the kernel's cache.
 pub(crate) const INLINE_BYTES: u64 = 64 * 1024;
 
-/// What the content has to match.
+/// The checks that the content must pass.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Expected {
     /// MD5, in hexadecimal.
@@ -28,8 +29,8 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// The strongest checksum that the storage keeps for the whole object. Those of multipart uploads that are made of
-    /// the parts' checksums end in `-<parts>` and say nothing about the whole.
+    /// The strongest checksum that the storage keeps for the whole object. A checksum of a multipart upload's
+    /// part checksums ends in `-<parts>` and says nothing about the whole.
     pub(crate) fn checksum_of(head: &HeadObjectOutput) -> Option<(ChecksumAlgorithm, String)> {
         let kept = [
             (ChecksumAlgorithm::Sha256, head.checksum_sha256()),
@@ -45,7 +46,7 @@ impl Expected {
             .map(|(algorithm, value)| (algorithm, value.to_owned()))
     }
 
-    /// The MD5 in an etag. With keys of KMS or of the customer, an etag looks like one and is not.
+    /// The MD5 in an etag. With keys of KMS or of the customer, an etag only looks like an MD5.
     pub(crate) fn md5_of(
         etag: &str,
         encryption: Option<&ServerSideEncryption>,
@@ -58,7 +59,7 @@ impl Expected {
         (is_md5 && !opaque).then(|| digits.to_ascii_lowercase())
     }
 
-    /// Reads a file; says what differs, if anything does.
+    /// Reads a file, and describes the first difference, if there is one.
     pub(crate) fn check(self, mut file: File) -> io::Result<Option<String>> {
         if self == Self::default() {
             return Ok(None);
@@ -78,7 +79,7 @@ impl Expected {
     }
 }
 
-/// Compares content with what is expected, piece by piece, in their order.
+/// Compares content with the expected checksums, piece by piece, in order.
 pub(crate) struct Comparison {
     md5: Option<(Md5, String)>,
     checksum: Option<(Box<dyn HttpChecksum>, ChecksumAlgorithm, String)>,
@@ -99,25 +100,25 @@ impl Comparison {
         }
     }
 
-    /// What differs, after the last piece.
+    /// The difference, after the last piece.
     pub(crate) fn difference(self) -> Option<String> {
         if let Some((hash, expected)) = self.md5 {
             let found: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
             if found != expected {
-                return Some(format!("its MD5 is {found}, its etag says {expected}"));
+                return Some(format!("its MD5 is {found}, but its etag is {expected}"));
             }
         }
         if let Some((sum, algorithm, expected)) = self.checksum {
             let found = base64::encode(sum.finalize());
             if found != expected {
-                return Some(format!("its {} is {found}, not {expected}", algorithm.as_str()));
+                return Some(format!("its {} is {found} instead of {expected}", algorithm.as_str()));
             }
         }
         None
     }
 }
 
-/// An etag without quotes and without the mark of a weak one: services are not consistent about them.
+/// An etag without quotes and without the marker of a weak one: services are inconsistent about both.
 pub(crate) fn bare(etag: &str) -> &str {
     etag.trim_start_matches("W/").trim_matches('"')
 }

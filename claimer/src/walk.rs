@@ -1,11 +1,11 @@
-//! Finds the results of a filter: every regular file below a folder, with its name relative to it. It never leaves the
-//! folder: a link that leads out, or to anything that is not a file, is an error, not a result and not silently left out.
+//! Finds the results of a filter: every regular file below a folder, with its relative name. It never leaves
+//! the folder: a link that leads out, or to anything but a file, is an error; it is neither published nor
+//! silently skipped.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// One result.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Found {
     /// Name below the folder, with `/` between its parts.
@@ -25,7 +25,7 @@ pub(crate) enum WalkError {
     Refused { path: String, what: &'static str },
 }
 
-/// All results below a folder, in the order of their names.
+/// All results below a folder, sorted by name.
 pub(crate) fn walk(root: &Path) -> Result<Vec<Found>, WalkError> {
     if fs::symlink_metadata(root).is_ok_and(|root| root.is_symlink()) {
         return Err(WalkError::Refused { path: root.display().to_string(), what: "a link" });

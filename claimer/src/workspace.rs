@@ -1,4 +1,5 @@
-//! The folder that all containers of the pod share. What is fetched has one fixed name: an object's key is never a path.
+//! The folder that all containers of the pod share. The fetched file has a fixed name: an object's key is
+//! never a path.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -9,12 +10,12 @@ use protocol::Exit;
 
 use crate::exit;
 
-/// `/ws`.
+/// The folder, usually `/ws`.
 pub(crate) struct Workspace {
     root: PathBuf,
 }
 
-/// The workspace cannot be used.
+/// Why the workspace cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {doing} {path}")]
 pub(crate) struct WorkspaceError {
@@ -41,32 +42,32 @@ impl Workspace {
         Self { root: root.to_owned() }
     }
 
-    /// Where the filters find the file.
+    /// The path at which filters find the file.
     fn input(&self) -> PathBuf {
         self.root.join("input")
     }
 
-    /// Where it is until it is whole and verified.
+    /// The path of the file until it is complete and verified.
     pub(crate) fn partial(&self) -> PathBuf {
         self.root.join(".input.part")
     }
 
-    /// Where it came from: `s3://bucket/key`, exactly, without a newline at the end.
+    /// Holds the file's origin: exactly `s3://bucket/key`, without a newline at the end.
     fn source_uri(&self) -> PathBuf {
         self.root.join("input.source_uri")
     }
 
-    /// Which attempt this is, counted from 1.
+    /// Holds the number of the attempt, counted from 1.
     fn attempt(&self) -> PathBuf {
         self.root.join("input.attempt")
     }
 
-    /// What a filter wrote.
+    /// The folder with a filter's results.
     pub(crate) fn results(&self, filter: &str) -> PathBuf {
         self.root.join("out").join(filter)
     }
 
-    /// Removes what an interrupted claimer left, and makes the filters' folders.
+    /// Removes what an interrupted claimer left, and creates the filters' folders.
     pub(crate) fn prepare(&self, filters: &[String]) -> Result<(), WorkspaceError> {
         for path in [self.input(), self.partial(), self.source_uri(), self.attempt()] {
             match fs::remove_file(&path) {
@@ -76,13 +77,14 @@ impl Workspace {
                 _ => {}
             }
         }
-        // Filters run as users that nobody knows in advance, so everybody may write; the sticky bit keeps one filter
-        // from removing another's folder.
+        // Filters run as users that are not known in advance, so everyone may write; the sticky bit keeps one
+        // filter from removing another's folder.
         open_folder(&self.root.join("out"), 0o1777)?;
         filters.iter().try_for_each(|filter| open_folder(&self.results(filter), 0o777))
     }
 
-    /// Gives the fetched file its name. Last, so that whoever sees it sees the rest too.
+    /// Gives the fetched file its name. This comes last, so that a reader who sees the file also sees the
+    /// rest.
     pub(crate) fn complete(&self, uri: &str, attempt: u64) -> Result<(), WorkspaceError> {
         for (path, content) in [(self.source_uri(), uri), (self.attempt(), &attempt.to_string())] {
             fs::write(&path, content).map_err(WorkspaceError::doing("write", &path))?;
@@ -92,17 +94,17 @@ impl Workspace {
         fs::rename(self.partial(), self.input()).map_err(WorkspaceError::doing("rename to", &self.input()))
     }
 
-    /// Removes what was fetched so far; there may be nothing.
+    /// Removes what was fetched so far, if anything.
     pub(crate) fn discard(&self) {
         let _ = fs::remove_file(self.partial());
     }
 
-    /// Which attempt this is; 0 if that cannot be read.
+    /// The number of the attempt; 0 if it cannot be read.
     pub(crate) fn attempt_number(&self) -> u64 {
         fs::read_to_string(self.attempt()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Which object the file is: the key within this bucket.
+    /// The key of the file's object in this bucket.
     pub(crate) fn source_key(&self, bucket: &str) -> Result<String, WorkspaceError> {
         let path = self.source_uri();
         let uri = fs::read_to_string(&path).map_err(WorkspaceError::doing("read", &path))?;
@@ -114,11 +116,11 @@ impl Workspace {
     }
 }
 
-/// Makes a folder with exactly this mode, whatever the umask is.
+/// Creates a folder with exactly this mode, whatever the umask is.
 pub(crate) fn open_folder(path: &Path, mode: u32) -> Result<(), WorkspaceError> {
     fs::create_dir_all(path)
         .and_then(|()| fs::set_permissions(path, Permissions::from_mode(mode)))
-        .map_err(WorkspaceError::doing("make the folder", path))
+        .map_err(WorkspaceError::doing("create the folder", path))
 }
 
 fn readable(path: &Path) -> Result<(), WorkspaceError> {

@@ -1,4 +1,4 @@
-//! Fetches files before their turn, as far as bytes and disk allow.
+//! Fetches files before their turn, within limits of bytes and disk space.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use super::say_failed;
 use super::stop::Stop;
 use super::transfers::Transfers;
 
-/// A file that is being fetched, or is.
+/// A file that is being fetched or has been fetched.
 pub(super) struct Next {
     pub(super) claim: Claim,
-    /// Nothing if it could not be fetched.
+    /// `None` if it could not be fetched.
     pub(super) fetched: JoinHandle<Option<Fetched>>,
 }
 
-/// A file that is here.
+/// A fetched file.
 pub(super) struct Fetched {
     pub(super) slot: Slot,
-    /// Its part of what may be fetched before its turn.
+    /// Its share of the bytes that may be fetched ahead.
     pub(super) share: OwnedSemaphorePermit,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct FetchAhead {
     /// In KiB.
     bytes: Arc<Semaphore>,
     most: u32,
-    /// Bytes that are being fetched, and may not be on the disk yet.
+    /// Bytes that are being fetched and may not be on the disk yet.
     under_way: Arc<AtomicU64>,
 }
 
@@ -56,7 +56,7 @@ impl FetchAhead {
         Self { room, transfers, reports, stop, background, bytes, most, under_way: Arc::default() }
     }
 
-    /// Goes on as long as the pod lives.
+    /// Runs as long as the pod lives.
     pub(super) async fn run(
         &self,
         mut files: mpsc::Receiver<Claim>,
@@ -68,7 +68,7 @@ impl FetchAhead {
             let Ok(share) = share else { break };
             number += 1;
             let fetched = self.fetch(number, &claim, share);
-            // The receiver is gone: the pod ends.
+            // The receiver is gone because the pod ends.
             if ready.send(Next { claim, fetched }).is_err() {
                 break;
             }
@@ -77,7 +77,8 @@ impl FetchAhead {
         std::future::pending().await
     }
 
-    /// A file that is larger than all that may be fetched ahead, or for which the disk has too little space, is fetched alone.
+    /// A file that exceeds the limit for prefetching, or for which the disk has too little space, is fetched
+    /// alone.
     fn share_of(&self, size: u64) -> u32 {
         if !self.room.has_space_for(self.under_way.load(Ordering::Relaxed).saturating_add(size)) {
             return self.most;
@@ -85,7 +86,8 @@ impl FetchAhead {
         u32::try_from(size / 1024 + 1).unwrap_or(u32::MAX).min(self.most)
     }
 
-    /// A failure is reported at once, not in its turn: it says that the storage fails now. Its share is free for the next file.
+    /// A failure is reported at once, not when the file's turn comes, because it says that the storage fails
+    /// now. The file's share is then free for the next one.
     fn fetch(&self, number: u64, claim: &Claim, share: OwnedSemaphorePermit) -> JoinHandle<Option<Fetched>> {
         let (room, transfers, claim) = (self.room.clone(), Arc::clone(&self.transfers), claim.clone());
         let (reports, stop) = (Arc::clone(&self.reports), self.stop.clone());

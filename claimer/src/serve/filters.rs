@@ -1,5 +1,6 @@
-//! The filters of a pod that processes many files: each runs in a container of its own, behind a shim that starts its command
-//! when it is told to. One unix socket per filter, on a volume that only this filter and the worker mount.
+//! The filters of a pod that processes many files. Each runs in its own container, behind a shim that starts
+//! its command on request. There is one unix socket per filter, on a volume that only this filter and the
+//! worker mount.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -15,10 +16,10 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-/// Why filters cannot be used. None of it is a file's fault.
+/// Why filters cannot be used. None of these is a file's fault.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FiltersError {
-    #[error("cannot listen for the filter {filter} at {path}")]
+    #[error("cannot create the socket {path} for the filter {filter}")]
     Listen { filter: String, path: String, source: io::Error },
     #[error("the filter {filter} cannot be executed: {text}")]
     Unusable { filter: String, text: String },
@@ -36,7 +37,7 @@ impl FiltersError {
     }
 }
 
-/// How the filters of a file relate in time.
+/// The order in which filters process a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// One after the other.
@@ -45,7 +46,7 @@ pub enum Order {
     Concurrent,
 }
 
-/// All filters of the pod, ready to work.
+/// All filters of the pod, connected and ready.
 pub(crate) struct Filters {
     links: Vec<Link>,
     order: Order,
@@ -58,10 +59,10 @@ struct Link {
 }
 
 impl Filters {
-    /// Waits until every filter has said that its command can be executed.
+    /// Waits until every shim has reported that its filter's command can be executed.
     pub(crate) async fn connect(folder: &Path, names: &[String], order: Order) -> Result<Self, FiltersError> {
         let mut listeners = Vec::new();
-        // All listen before the first is waited for: containers start in any order.
+        // Listen on all sockets before waiting for the first: containers start in any order.
         for filter in names {
             let path = folder.join(filter).join("socket");
             listeners.push((
@@ -74,7 +75,7 @@ impl Filters {
         for (filter, listener, path) in listeners {
             let (stream, _) =
                 listener.accept().await.map_err(|source| listen_failed(filter, &path, source))?;
-            // Only processes of the filter could connect once more, and none should.
+            // Only processes of the filter could connect again, and none should.
             let _ = fs::remove_file(&path);
             let (reader, writer) = stream.into_split();
             links.push(Link { filter: filter.clone(), reader: BufReader::new(reader), writer });
@@ -88,20 +89,20 @@ impl Filters {
         Ok(Self { links, order })
     }
 
-    /// Whether all filters are still there.
+    /// Checks that all filters are still connected.
     pub(crate) fn check(&mut self) -> Result<(), FiltersError> {
         for Link { filter, reader, .. } in &mut self.links {
             match reader.fill_buf().now_or_never() {
                 None => {}
                 Some(Ok([])) => return Err(lost(filter, "its connection ended".to_owned())),
-                Some(Ok(_)) => return Err(lost(filter, "it speaks out of turn".to_owned())),
+                Some(Ok(_)) => return Err(lost(filter, "it sent an unexpected message".to_owned())),
                 Some(Err(error)) => return Err(lost(filter, error.to_string())),
             }
         }
         Ok(())
     }
 
-    /// Runs the filters over the file that is in the workspace; returns how one failed, if one did.
+    /// Runs the filters over the file in the workspace; returns how one failed, if one did.
     pub(crate) async fn run(
         &mut self,
         limit: Option<Duration>,
@@ -118,7 +119,7 @@ impl Filters {
     ) -> Result<Result<(), FilterFailure>, FiltersError> {
         let started = Instant::now();
         for Link { filter, reader, writer } in &mut self.links {
-            // Not zero, which would mean without a limit.
+            // Not zero, which would mean no limit.
             let left =
                 limit.map(|limit| limit.saturating_sub(started.elapsed()).max(Duration::from_millis(1)));
             send(filter, writer, Request::File { timeout: left }).await?;
@@ -199,7 +200,7 @@ async fn receive(filter: &str, reader: &mut BufReader<OwnedReadHalf>) -> Result<
 fn unexpected(filter: &str, message: Message) -> FiltersError {
     match message {
         Message::Unusable(text) => FiltersError::Unusable { filter: filter.to_owned(), text },
-        other => lost(filter, format!("it says {other} out of turn")),
+        other => lost(filter, format!("it sent an unexpected message: {other}")),
     }
 }
 
@@ -211,7 +212,7 @@ fn listen_failed(filter: &str, path: &Path, source: io::Error) -> FiltersError {
     FiltersError::Listen { filter: filter.to_owned(), path: path.display().to_string(), source }
 }
 
-/// The users that filters run as are not known in advance.
+/// Any user may connect, because the users that filters run as are not known in advance.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, Permissions::from_mode(0o666))?;
@@ -226,7 +227,7 @@ fn failure(filter: &str, done: Done) -> Option<FilterFailure> {
         Ending::Signaled(signal) => FilterEnding::Signaled(signal),
         Ending::TimedOut => FilterEnding::TimedOut,
         Ending::Refused { retry } => FilterEnding::Refused { retry },
-        // It was stopped because another one failed, which is what is reported.
+        // It was stopped because another filter failed, and that failure is reported.
         Ending::Stopped | Ending::BadAnswer => FilterEnding::BadAnswer,
     };
     Some(FilterFailure { filter: filter.to_owned(), ending, oom_killed, after_term, text })

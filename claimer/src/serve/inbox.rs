@@ -1,4 +1,5 @@
-//! Reads the inbox of this pod as long as it lives: new files go on, and files that are gone from it are settled.
+//! Reads the pod's inbox as long as the pod lives: passes on new files, and drops files that are gone from it
+//! because they are settled.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -11,14 +12,14 @@ use super::reports::Reports;
 use super::stop::Stop;
 use crate::claim::{ClaimError, Patience, QueueSettings};
 
-/// How long one read blocks, and how often the whole inbox is read.
+/// How long one read blocks, which is also how often the whole inbox is read.
 const BLOCK: Duration = Duration::from_secs(1);
-/// The same once nothing new is to come: the pod only waits for its files to be settled.
+/// The same once the pod takes no new files and only waits for its files to be settled.
 const BLOCK_AT_THE_END: Duration = Duration::from_millis(50);
 /// More than a pod is ever given.
 const MOST: usize = 100;
 
-/// Reads without end. Once the pod is to stop it passes on nothing more.
+/// Reads until the task is dropped. Once the pod is about to stop, it passes on nothing new.
 pub(crate) async fn read(
     settings: &QueueSettings,
     reports: &Reports,
@@ -54,9 +55,9 @@ pub(crate) async fn read(
 }
 
 struct Reader<'a> {
-    /// Where files go, unless the pod is to stop.
+    /// Receives files, unless the pod is about to stop.
     files: Option<mpsc::Sender<Claim>>,
-    /// What was passed on and is still in the inbox.
+    /// Entries that were passed on and are still in the inbox.
     known: HashSet<EntryId>,
     reports: &'a Reports,
     stop: &'a Stop,
@@ -72,7 +73,7 @@ impl Reader<'_> {
 
     async fn pass_on(&mut self, inbox: Inbox) {
         if inbox.is_told_to_stop {
-            self.stop.set("it is told to");
+            self.stop.set("the operator told it to");
             self.files = None;
         }
         for claim in inbox.claims {
@@ -80,15 +81,16 @@ impl Reader<'_> {
                 continue;
             }
             match &self.files {
-                // The receiver goes only with the pod.
+                // The receiver lives as long as the pod.
                 Some(files) => drop(files.send(claim).await),
                 None => self.reports.say(&claim.entry, State::Released),
             }
         }
     }
 
-    /// What is gone from the inbox is settled, or was taken back. A file that was taken back may be handed to this pod again,
-    /// and so may one that a queue forgot which lost its last second: it is new once more, although its id is not.
+    /// An entry that is gone from the inbox was settled or taken back. The operator may hand a file that it
+    /// took back to this pod again. So may a queue that lost its last second: the file is then new again,
+    /// although its id is not.
     async fn compare(&mut self, inbox: Inbox) {
         let held: HashSet<EntryId> = inbox.claims.iter().map(|claim| claim.entry.clone()).collect();
         self.known.retain(|entry| held.contains(entry));

@@ -1,5 +1,6 @@
-//! Processes many files, one after the other: while filters work on one, the next are fetched, and the results of those before
-//! are published. What became of each is reported, never acknowledged: the operator decides.
+//! Processes many files, one after the other: while the filters work on one, it fetches the next ones and
+//! publishes the results of earlier ones. It reports the outcome of each but never acknowledges it: the
+//! operator decides.
 
 mod ahead;
 mod filters;
@@ -37,12 +38,12 @@ use transfers::Transfers;
 
 /// More than a pod is ever given.
 const HELD_MAX: usize = 100;
-/// The operator settles what a pod said last within this time, or finds it when the pod is gone.
+/// The operator settles a pod's last reports within this time, or finds them once the pod is gone.
 const SETTLED_WITHIN: Duration = Duration::from_secs(60);
-/// A queue that does not take it within this time does not answer.
+/// A queue that does not take a report within this time counts as unresponsive.
 const SAID_WITHIN: Duration = Duration::from_secs(2);
 
-/// Why a pod cannot go on. The file that it works on is judged by how its containers ended.
+/// Why a pod cannot continue. How its containers ended decides the fate of its current file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     #[error(transparent)]
@@ -70,35 +71,36 @@ pub struct ServeSettings {
     pub queue: QueueSettings,
     /// Where files come from.
     pub source: Bucket,
-    /// What the keys of files begin with.
+    /// The prefix of the file keys.
     pub source_prefix: String,
-    /// Objects of it that the run has fetched before.
+    /// Objects of the source that the run has fetched before.
     pub source_canaries: Vec<String>,
-    /// Where results go.
+    /// Where results go, if anywhere.
     pub destination: Option<Destination>,
-    /// Objects there that the run has published before.
+    /// Objects of the sink that the run has published before.
     pub sink_canaries: Vec<String>,
-    /// The filters, in their order.
+    /// The filters, in order.
     pub filters: Vec<String>,
-    /// How they relate in time.
+    /// Whether they run one after the other or at once.
     pub order: Order,
     /// How long the filters may take for one file.
     pub file_timeout: Option<Duration>,
-    /// Bytes of files that are fetched before their turn.
+    /// How many bytes of files are fetched before their turn.
     pub prefetch_bytes: u64,
-    /// Files that the filters get before the pod ends.
+    /// How many files the filters process before the pod ends.
     pub max_files: u64,
-    /// How old the pod gets.
+    /// How old the pod may get.
     pub max_age: Duration,
-    /// Root of the volume that filters see a part of.
+    /// Root of the volume that filters see in part.
     pub room: PathBuf,
-    /// Folder with a folder for the socket of each filter.
+    /// Folder that contains a folder for each filter's socket.
     pub links: PathBuf,
 }
 
-/// Processes files until it is told to stop, has done enough or has no disk space left, and returns when all of them are settled.
+/// Processes files until it is told to stop, reaches a limit or runs out of disk space, and returns when all
+/// of its files are settled.
 pub(crate) async fn serve(settings: ServeSettings) -> Result<(), Failure> {
-    // On one thread, apart from storage: there is far more to wait for than to compute.
+    // Everything but storage runs on one thread: there is far more waiting than computing.
     LocalSet::new().run_until(process_files(settings)).await
 }
 
@@ -116,10 +118,11 @@ async fn process_files(settings: ServeSettings) -> Result<(), Failure> {
         async move { reports.write(reporter).await }
     });
     let transfers = Arc::new(Transfers::of(&settings).await);
-    // Storage has a thread of its own: a filter that is ready for the next file does not wait behind the requests of others.
+    // Storage has its own thread: a filter that is ready for the next file does not wait behind other files'
+    // requests.
     let background = LocalPoolHandle::new(1);
     let (files, handed_out) = mpsc::channel(HELD_MAX);
-    // What is fetched before its turn is bounded by its bytes, and by how many files the operator hands to a pod.
+    // Prefetching is bounded by its bytes, and by how many files the operator hands to a pod.
     let (ready, next) = mpsc::unbounded_channel();
     let work = Work {
         room: Room::new(room),
@@ -142,17 +145,17 @@ async fn process_files(settings: ServeSettings) -> Result<(), Failure> {
         never = stop.set_after(*max_age) => never,
         worked = work.run(next) => worked.map_err(Failure::from),
     };
-    // What this pod knows is said before it goes, if that is possible at all.
+    // Report everything this pod knows before it ends, if that is possible at all.
     let _ = tokio::time::timeout(SAID_WITHIN, reports.all_said()).await;
     writing.abort();
     outcome
 }
 
-/// A pod that is deleted, evicted or drained has some seconds: it finishes its file, if that is enough.
+/// A pod that is deleted, evicted or drained has some seconds, which may be enough to finish its file.
 async fn stop_on_a_signal(stop: &Stop) -> Result<(), Failure> {
     match crate::terminated().await {
         Failure::Terminated => {
-            stop.set("it is told to by a signal");
+            stop.set("a signal told it to");
             std::future::pending().await
         }
         failure => Err(failure),
@@ -165,7 +168,7 @@ struct Work {
     filters: Filters,
     names: Vec<String>,
     file_timeout: Option<Duration>,
-    /// Files that the filters still get.
+    /// How many more files the filters get.
     files_left: u64,
     transfers: Arc<Transfers>,
     reports: Arc<Reports>,
@@ -175,7 +178,8 @@ struct Work {
 }
 
 impl Work {
-    /// Until the pod is to stop, or a filter is gone. What is published then is published to its end.
+    /// Runs until the pod is about to stop, or a filter is gone. Publishing that has begun is still
+    /// completed.
     async fn run(mut self, mut next: mpsc::UnboundedReceiver<Next>) -> Result<(), ServeError> {
         let mut outcome = Ok(());
         while let Some(Next { claim, fetched }) = next.recv().await {
@@ -186,11 +190,11 @@ impl Work {
             }
             match fetched.await {
                 Ok(Some(_)) if self.stop.is_set() => self.reports.say(&claim.entry, State::Released),
-                // It has its share of the room until it is processed.
+                // The file keeps its share of the room until it is processed.
                 Ok(Some(Fetched { slot, share: _share })) => outcome = self.process(&claim, slot).await,
-                // It could not be fetched, and that was said when it happened.
+                // It could not be fetched, which was reported at that time.
                 Ok(None) => {}
-                // Only a pod that ends cancels its tasks.
+                // Tasks are cancelled only when the pod ends.
                 Err(error) => outcome = Err(ServeError::Task(error)),
             }
             if outcome.is_err() {
@@ -210,7 +214,7 @@ impl Work {
         self.filters.check()?;
         self.files_left = self.files_left.saturating_sub(1);
         if self.files_left == 0 {
-            self.stop.set("it has processed as many files as it may");
+            self.stop.set("it has processed its maximum number of files");
         }
         self.reports.say(&claim.entry, State::Started);
         let uri = self.transfers.uri(&claim.file.key);
@@ -229,8 +233,9 @@ impl Work {
             self.reports.say(&claim.entry, State::Succeeded);
             return;
         }
-        // Its filters are done: one that dies from now on dies of another file. Said before the upload begins, and on this thread, so
-        // that it goes into the same write as the start of the next file, if that is here.
+        // The filters are done with this file: one that dies from now on dies of another file. This is
+        // reported before the upload begins, and on this thread, so that it shares a write with the start of
+        // the next file, if that has arrived.
         self.reports.say(&claim.entry, State::Publishing);
         let (transfers, reports) = (Arc::clone(&self.transfers), Arc::clone(&self.reports));
         let stop = self.stop.clone();
@@ -243,7 +248,7 @@ impl Work {
     }
 }
 
-/// A full disk may be this node's, or hold what filters have left: another pod has a better chance.
+/// A full disk may be specific to this node, or hold what filters have left: another pod has a better chance.
 fn say_failed(reports: &Reports, stop: &Stop, entry: &EntryId, failure: TransferFailure) {
     if failure.exit == Exit::DiskFull {
         stop.set("its disk is full");

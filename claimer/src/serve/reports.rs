@@ -1,5 +1,6 @@
-//! What is to be said about the files of this pod. The last word on each counts: it is written at once, and a final one again
-//! and again until the file is no longer in the inbox, because the queue may lose its last second.
+//! Reports on the files of this pod. Only the latest report on each file counts. It is written at once, and a
+//! final one is repeated until the file is no longer in the inbox, because the queue may lose its last
+//! second.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -10,14 +11,14 @@ use queue::{EntryId, Reporter};
 use storage::chain;
 use tokio::sync::Notify;
 
-/// The wait before a final word is repeated; it doubles each time.
+/// The wait before a final report is repeated; it doubles each time.
 const REPEAT_FIRST: Duration = Duration::from_secs(2);
-/// No wait between two repetitions is longer.
+/// The longest wait between two repetitions.
 const REPEAT_LONGEST: Duration = Duration::from_secs(60);
-/// Wait after words that could not be written.
+/// The wait after a failed write.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Words about files.
+/// Reports on files.
 pub(crate) struct Reports {
     pod: String,
     words: Mutex<HashMap<EntryId, Word>>,
@@ -37,7 +38,7 @@ impl Reports {
         Self { pod: pod.to_owned(), words: Mutex::default(), news: Notify::new(), settled: Notify::new() }
     }
 
-    /// Says how far a file is.
+    /// Reports a file's progress.
     pub(crate) fn say(&self, entry: &EntryId, state: State) {
         let is_final = state.is_final();
         let text = FileState { pod: self.pod.clone(), state }.to_string();
@@ -46,13 +47,13 @@ impl Reports {
         self.news.notify_one();
     }
 
-    /// Forgets the words about files that are settled, or were taken back.
+    /// Forgets reports about files that are settled or were taken back.
     pub(crate) fn keep(&self, held: &HashSet<EntryId>) {
         self.lock().retain(|entry, _| held.contains(entry));
         self.settled.notify_waiters();
     }
 
-    /// Waits until nothing is left to say.
+    /// Waits until there is nothing left to report.
     pub(crate) async fn all_settled(&self) {
         loop {
             let settled = self.settled.notified();
@@ -63,14 +64,14 @@ impl Reports {
         }
     }
 
-    /// Waits until all that is to be said now is written.
+    /// Waits until all current reports are written.
     pub(crate) async fn all_said(&self) {
         while !self.due(Instant::now()).0.is_empty() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// Writes what is to be said, without end.
+    /// Writes reports until the task is dropped.
     pub(crate) async fn write(&self, mut reporter: Reporter) {
         loop {
             let (due, next) = self.due(Instant::now());
@@ -84,7 +85,7 @@ impl Reports {
             match reporter.report(&due).await {
                 Ok(()) => self.written(&due, Instant::now()),
                 Err(error) => {
-                    eprintln!("try again in {AGAIN:.1?}: {}", chain(&error).escape_debug());
+                    eprintln!("trying again in {AGAIN:.1?}: {}", chain(&error).escape_debug());
                     tokio::time::sleep(AGAIN).await;
                 }
             }
@@ -102,9 +103,10 @@ impl Reports {
     fn written(&self, said: &[(EntryId, String)], now: Instant) {
         let mut words = self.lock();
         for (entry, text) in said {
-            // Something newer may have been said meanwhile.
+            // A newer report may have come in meanwhile.
             let Some(word) = words.get_mut(entry).filter(|word| word.text == *text) else { continue };
-            // The operator judges a pod that is gone by what it had begun: that is said once more, much later.
+            // The operator judges a pod that is gone by the files it had begun, so this is repeated once,
+            // much later.
             let wait = if word.is_final { word.wait } else { REPEAT_LONGEST };
             word.due = now + wait;
             word.wait = (wait * 2).min(REPEAT_LONGEST);
@@ -133,7 +135,7 @@ mod tests {
         let (due, _) = reports.due(soon);
         assert_eq!(due, [(entry("1-0"), "pod succeeded".to_owned())]);
         reports.written(&due, soon);
-        assert!(reports.due(soon).0.is_empty(), "it was said");
+        assert!(reports.due(soon).0.is_empty(), "already written");
         assert_eq!(reports.due(soon + REPEAT_FIRST).0.len(), 1, "once more");
         reports.keep(&HashSet::from([entry("1-0")]));
         assert_eq!(reports.due(soon + REPEAT_FIRST).0.len(), 1, "it is not settled yet");
@@ -141,7 +143,7 @@ mod tests {
         assert!(reports.due(soon + REPEAT_FIRST).0.is_empty());
     }
 
-    /// As long as an upload takes, and without a second write for the file that begins in the same moment.
+    /// Covers the whole upload, and needs no second write for the file that begins at the same moment.
     #[test]
     fn a_file_that_is_being_published_is_reported_with_the_next_and_repeated_seldom() {
         let reports = Reports::new("pod");

@@ -1,5 +1,6 @@
-//! The volume of a pod that processes many files. Filters see the folder `ws` of it, as `/ws`, with one file at a time; the files
-//! that come next, and results that are being published, are beside it, where no filter can reach them.
+//! The volume of a pod that processes many files. Filters see its folder `ws` as `/ws`, with one file at a
+//! time. Prefetched files, and results that are being published, are beside it, where no filter can reach
+//! them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +9,8 @@ use nix::sys::statvfs::statvfs;
 
 use crate::workspace::{Workspace, WorkspaceError, open_folder};
 
-/// The part of the disk that files which are fetched ahead leave free, as a divisor: filters write results, and from there on
-/// kubelet evicts pods.
+/// The part of the disk that prefetched files leave free, as a divisor: filters need space for results, and
+/// from this point on the kubelet evicts pods.
 const KEPT_FREE: u64 = 10;
 
 /// Root of the volume.
@@ -18,7 +19,7 @@ pub(crate) struct Room {
     root: PathBuf,
 }
 
-/// A place for one file, before and after its turn.
+/// The storage of one file, before and after its turn.
 #[derive(Debug)]
 pub(crate) struct Slot {
     folder: PathBuf,
@@ -29,19 +30,20 @@ impl Room {
         Self { root: root.to_owned() }
     }
 
-    /// What filters see.
+    /// The folder that filters see.
     fn stage(&self) -> PathBuf {
         self.root.join("ws")
     }
 
-    /// A new place for the file with this number.
+    /// Creates the storage of the file with this number.
     pub(crate) fn slot(&self, number: u64) -> Result<Slot, WorkspaceError> {
         let folder = self.root.join("slots").join(number.to_string());
         fs::create_dir_all(&folder).map_err(WorkspaceError::doing("make the folder", &folder))?;
         Ok(Slot { folder })
     }
 
-    /// Whether the disk has space for this many bytes that need not come now. One that does not tell is asked by writing.
+    /// Whether the disk has space to prefetch this many bytes. If the disk does not tell its size, writing
+    /// shows whether it does.
     pub(super) fn has_space_for(&self, bytes: u64) -> bool {
         statvfs(&self.root).map_or(true, |disk| {
             let unit = disk.fragment_size();
@@ -49,7 +51,7 @@ impl Room {
         })
     }
 
-    /// Puts a fetched file before the filters.
+    /// Moves a fetched file to where the filters see it.
     pub(crate) fn activate(
         &self,
         slot: &Slot,
@@ -64,7 +66,7 @@ impl Room {
         workspace.complete(uri, attempt)
     }
 
-    /// Takes the results away, and everything else that the filters have left.
+    /// Takes the results away, and removes everything else that the filters left.
     pub(crate) fn clear(&self, slot: &Slot) -> Result<(), WorkspaceError> {
         let (stage, results) = (self.stage(), self.stage().join("out"));
         fs::rename(&results, slot.results()).map_err(WorkspaceError::doing("rename", &results))?;
@@ -78,17 +80,17 @@ impl Room {
 }
 
 impl Slot {
-    /// Where the file is fetched to.
+    /// The path that the file is fetched to.
     pub(crate) fn input(&self) -> PathBuf {
         self.folder.join("input")
     }
 
-    /// What the filters wrote.
+    /// The filters' results.
     fn results(&self) -> PathBuf {
         self.folder.join("out")
     }
 
-    /// What one filter wrote.
+    /// One filter's results.
     pub(crate) fn results_of(&self, filter: &str) -> PathBuf {
         self.results().join(filter)
     }
@@ -96,13 +98,13 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // What cannot be removed goes with the pod.
+        // Anything that cannot be removed disappears with the pod.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Makes the folders of the volume, before any filter starts: kubelet would make `ws` so that only root can write to it. Sticky,
-/// so that no filter puts something else in the place of what is ours in it.
+/// Creates the folders of the volume, before any filter starts: the kubelet would create `ws` so that only
+/// root can write to it. It is sticky, so that no filter can replace our files in it.
 pub(crate) fn make(root: &Path) -> Result<(), WorkspaceError> {
     open_folder(&root.join("ws"), 0o1777)?;
     open_folder(&root.join("slots"), 0o700)

@@ -1,10 +1,10 @@
-//! Whether the pod is to end: its files are finished or released, and no other is begun.
+//! Whether the pod is about to end: its files are finished or released, and no other is begun.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Shared by all tasks of the worker.
+/// The flag that all tasks of the worker share.
 #[derive(Clone, Default)]
 pub(super) struct Stop(Arc<AtomicBool>);
 
@@ -13,17 +13,17 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Lets the pod end; the first reason is logged.
+    /// Makes the pod end; the first reason is logged.
     pub(super) fn set(&self, why: &str) {
         if !self.0.swap(true, Ordering::Relaxed) {
             eprintln!("this pod ends: {why}");
         }
     }
 
-    /// Lets the pod end once it is old, and never returns.
+    /// Makes the pod end once it is old, and never returns.
     pub(super) async fn set_after<T>(&self, age: Duration) -> T {
         tokio::time::sleep(age).await;
-        self.set("it has reached its age");
+        self.set("it has reached its maximum age");
         std::future::pending().await
     }
 }

@@ -1,4 +1,4 @@
-//! Storage, as all files of a pod use it.
+//! Access to the storage, shared by all files of a pod.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::canary::Canary;
 use crate::fetch;
 use crate::publish::Destination;
 
-/// Objects that were reached last: few enough to be tried one after the other.
+/// How many recently reached objects to remember: few enough to try one after the other.
 const CANARIES: usize = 3;
 
 /// Source and sink.
@@ -25,11 +25,11 @@ pub(super) struct Transfers {
     sink: Option<(Destination, Reach)>,
 }
 
-/// A bucket, and objects of it that were reached last.
+/// A bucket, and the objects of it that were reached last.
 struct Reach {
     bucket: Bucket,
     client: Client,
-    /// Keys, the newest first.
+    /// Keys, newest first.
     canaries: Mutex<VecDeque<String>>,
 }
 
@@ -87,7 +87,8 @@ impl Transfers {
         let Some((destination, reach)) = &self.sink else { return Ok(()) };
         let (began, key) = (Instant::now(), &claim.file.key);
         let folder = slot.results_of(&destination.from);
-        // Without a line in the log for each file: the filters' logs name them, and a line costs as much as many a filter.
+        // Not logged per file: the filters' logs name the files, and a log line costs as much as many a
+        // filter.
         match destination.upload(&reach.client, key, &folder, &reach.known()).await {
             Ok(published) => {
                 reach.reached(&published.last);
