@@ -9,24 +9,24 @@ use ipnet::IpNet;
 #[derive(Debug, Parser)]
 #[command(name = "openfilter", version)]
 pub struct Args {
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What can be done.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Check manifests as the admission webhook would, without a cluster.
+    /// Check manifests without a cluster, as the admission webhook would.
     ///
-    /// Exit code 0: nothing is wrong; 1: something is wrong with the objects; 2: something is wrong with the call.
+    /// Exit codes: 0 if all objects are valid, 1 if an object is not, 2 if the command line is wrong or a
+    /// file cannot be read.
     Validate(ValidateArgs),
 }
 
-/// What to check.
+/// Arguments of `validate`.
 #[derive(Debug, clap::Args)]
 pub struct ValidateArgs {
-    /// File, folder (every .yaml, .yml and .json below it), or - for standard input, for example the output of kustomize.
+    /// File, folder (every .yaml, .yml and .json below it), or - for standard input, for example the output
+    /// of kustomize.
     #[arg(short, long = "filename", required = true, value_name = "FILE|DIR|-")]
     pub files: Vec<PathBuf>,
 
@@ -34,33 +34,32 @@ pub struct ValidateArgs {
     #[arg(long, value_name = "DIR")]
     pub policies: Vec<PathBuf>,
 
-    /// Namespace of objects that name none.
+    /// Namespace of objects that do not name one.
     #[arg(short, long, default_value = "default")]
     pub namespace: String,
 
-    /// Label of namespaces that are not among the files, for the selectors of policies.
+    /// Label of namespaces that are not among the files, for policies' selectors.
     #[arg(long = "namespace-label", value_name = "KEY=VALUE", value_parser = label)]
     pub namespace_labels: Vec<(String, String)>,
 
-    /// Network that endpoints may be in although it is loopback, link-local or metadata, as for the webhook.
+    /// Loopback, link-local or metadata network that endpoints may use anyway, as in the webhook's setting.
     #[arg(long = "allow-endpoint-network", value_name = "NETWORK", value_delimiter = ',')]
     pub allowed_networks: Vec<IpNet>,
 
-    /// Host that endpoints may name although it is refused by default, as for the webhook.
+    /// Host that endpoints may use although it is refused by default, as in the webhook's setting.
     #[arg(long = "allow-endpoint-host", value_name = "HOST", value_delimiter = ',')]
     pub allowed_hosts: Vec<String>,
 
-    /// How to print what is wrong.
+    /// How to print the mistakes.
     #[arg(short, long, value_enum, default_value_t = Output::Text)]
     pub output: Output,
 }
 
-/// How to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// One line per mistake, for people.
     Text,
-    /// One object with everything, for programs.
+    /// One JSON object with everything, for programs.
     Json,
     /// Annotations of GitHub Actions.
     Github,

@@ -1,4 +1,4 @@
-//! YAML and JSON documents, with the line of every value: a mistake is shown where it was written.
+//! YAML and JSON documents, with the line of every value, so that a mistake is shown where it was written.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,33 +7,33 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use serde_saphyr::Spanned;
 
-/// A document of a file.
+/// One document of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Document {
-    /// What it says.
+    /// The document's content.
     pub(crate) value: Value,
     lines: Lines,
 }
 
-/// Where a value begins, and where what is in it does.
+/// Where a value begins, and where the values inside it begin.
 #[derive(Clone, Debug, Default)]
 struct Lines {
     line: u64,
     below: BTreeMap<String, Lines>,
 }
 
-/// A text that is not YAML.
+/// Why a text is not valid YAML.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Unreadable {
-    /// Where.
+    /// The line of the mistake.
     pub(crate) line: u64,
-    /// What is wrong.
+    /// The mistake.
     pub(crate) message: String,
 }
 
-/// What kustomize builds of a whole cluster has some ten thousand objects; a bomb has more. The library's own limits are for
-/// configuration files.
+/// kustomize output for a whole cluster has some ten thousand objects; a YAML bomb has more. The library's
+/// own limits are meant for configuration files.
 const DOCUMENTS_MAX: usize = 100_000;
 const NODES_MAX: usize = 20_000_000;
 
@@ -49,18 +49,18 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-/// The first line says it; what follows is a picture of the source.
+/// The first line is the message; the rest is an excerpt of the source.
 fn explain(error: &serde_saphyr::Error) -> String {
     match error.without_snippet() {
         serde_saphyr::Error::Budget { breach, .. } => format!(
-            "it is larger than this program reads at once ({breach:?}, of at most {DOCUMENTS_MAX} documents and {NODES_MAX} values); validate it in parts"
+            "it is too large to read at once ({breach:?}, of at most {DOCUMENTS_MAX} documents and {NODES_MAX} values); validate it in parts"
         ),
         _ => format!("it is not YAML: {}", error.to_string().lines().next().unwrap_or_default()),
     }
 }
 
 impl Document {
-    /// All documents of a text; empty ones are left out, and Lists are taken apart.
+    /// All documents of a text, without empty ones, and with Lists taken apart.
     pub(crate) fn read(text: &str) -> Result<Vec<Self>, Unreadable> {
         let nodes: Vec<Spanned<Node>> =
             serde_saphyr::from_multiple_with_options(text, options()).map_err(|error| {
@@ -74,7 +74,8 @@ impl Document {
         Ok(documents.filter(|document| !document.value.is_null()).flat_map(Self::items).collect())
     }
 
-    /// The line of a field as violations write it (`spec.filters[1].image`), or of the nearest thing around it.
+    /// The line of a field as violations name it (`spec.filters[1].image`), or of the nearest value around
+    /// it.
     pub(crate) fn line(&self, field: &str) -> u64 {
         let mut at = &self.lines;
         for step in steps(field) {
@@ -234,7 +235,7 @@ mod tests {
         assert_eq!(first.line("spec.filters[1].name"), 6);
         assert_eq!(first.line("spec.filters[0].image"), 5);
         assert_eq!(first.line("spec.labels[\"a.b/c\"]"), 8);
-        // What is missing is shown where it belongs.
+        // A missing value is shown where it belongs.
         assert_eq!(first.line("spec.filters[1].image"), 6);
         assert_eq!(first.line("(object)"), 1);
         assert_eq!(documents[1].line("kind"), 14);

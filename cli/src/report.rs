@@ -1,4 +1,4 @@
-//! Prints what was found: for people, for programs, and as annotations of a pull request.
+//! Prints the findings: for people, for programs, and as annotations of a pull request.
 
 use std::io::{self, Write};
 
@@ -39,7 +39,7 @@ fn github(finding: &Finding, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "::{command} file={file},line={line},title={title}::{}", data(message))
 }
 
-/// The escapes of workflow commands, without which a value could end the command and begin another.
+/// Escapes a value for workflow commands; otherwise it could end the command and begin another.
 fn data(text: &str) -> String {
     text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
 }

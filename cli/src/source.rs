@@ -1,4 +1,4 @@
-//! Where objects come from: files, folders and standard input.
+//! Reads objects from files, folders and standard input.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::document::Document;
 use crate::validate::{Checked, Error, Finding, Severity};
 
-/// A document and where it is from.
+/// A document and its origin.
 pub(crate) struct Source {
     pub(crate) file: String,
     pub(crate) document: Document,
@@ -26,13 +26,14 @@ impl Source {
         }
     }
 
-    /// Something that is wrong with it, shown where the field is.
+    /// A finding about this object, located at the field.
     pub(crate) fn finding(&self, severity: Severity, field: &str, rule: String, message: String) -> Finding {
         let (file, line) = (self.file.clone(), self.document.line(field));
         Finding { severity, file, line, object: self.title(), rule, message }
     }
 
-    /// A kind or version of our group that does not exist is a typing mistake; other groups are not ours to judge.
+    /// A kind or version that our group does not have is a typing mistake; other groups are none of our
+    /// business.
     pub(crate) fn unknown_kind(&self) -> Option<Finding> {
         let version = self.document.value.get("apiVersion")?.as_str()?;
         if !version.starts_with("filter.plainsight.ai/") {
@@ -46,8 +47,8 @@ impl Source {
     }
 }
 
-/// All documents of files, of folders, and of standard input. Files that are not YAML are findings, and files that are not
-/// there are errors.
+/// Reads all documents of files, of folders, and of standard input. A file that is not YAML is a finding; a
+/// missing file is an error.
 pub(crate) fn read(
     paths: &[PathBuf],
     mut stdin: impl Read,
@@ -93,14 +94,14 @@ fn documents(file: &str, text: &str, sources: &mut Vec<Source>, checked: &mut Ch
     }
 }
 
-/// Files in a stable order, so that two runs print the same.
+/// Files in a stable order, so that every call prints the same.
 fn files_below(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut entries: Vec<PathBuf> =
         std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
     entries.sort();
     for path in entries {
-        // Links are not followed: one that leads back up would never end.
+        // Links to folders are not followed: a link to a parent would never end.
         if path.is_symlink() && path.is_dir() {
             continue;
         }

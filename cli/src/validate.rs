@@ -1,4 +1,5 @@
-//! `openfilter validate`: the rules and the policies on files, as the webhook applies them to requests.
+//! `openfilter validate`: applies the rules and the policies to files, as the webhook applies them to
+//! requests.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -14,30 +15,30 @@ use serde_json::{Value, json};
 use crate::args::ValidateArgs;
 use crate::source::{self, Source};
 
-/// Nobody waits for a pull request that takes longer than this for one object.
+/// The limit per object; a pull request should not have to wait longer.
 const POLICY_TIME: Duration = Duration::from_secs(5);
 
-/// Why it could not be checked at all.
+/// Why nothing could be checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("cannot read {path}: {source}")]
     Read { path: String, source: std::io::Error },
     #[error("{0} has no files ending in .yaml, .yml or .json")]
     Empty(String),
-    #[error("{0} holds no PipelinePolicy")]
+    #[error("{0} contains no PipelinePolicy")]
     NoPolicies(String),
 }
 
-/// What was found.
+/// The result of a validation.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Checked {
-    /// Objects of this API that were looked at.
+    /// The number of checked objects of this API.
     pub(crate) objects: usize,
-    /// Everything that is wrong.
+    /// All mistakes.
     pub(crate) findings: Vec<Finding>,
 }
 
-/// One thing that is wrong.
+/// One mistake.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
@@ -95,7 +96,7 @@ pub(crate) fn validate(args: &ValidateArgs, stdin: impl Read) -> Result<Checked,
     Ok(checked)
 }
 
-#[allow(clippy::too_many_arguments, reason = "what a policy may look at, each once")]
+#[allow(clippy::too_many_arguments, reason = "everything a policy may read, each once")]
 fn judge(
     source: &Source,
     kind: Kind,
@@ -125,7 +126,7 @@ fn judge(
         request: Some(&request),
         namespace: Some(&namespace_object),
         pipeline,
-        // Which other runs will be active is not written in any file.
+        // No file says which other runs will be active.
         usage: Some(Usage::default()),
     };
     for found in policies.judge(&subject, &labels, Instant::now() + POLICY_TIME) {
@@ -141,7 +142,7 @@ fn judge(
     }
 }
 
-/// As the webhook fills it in before any policy sees it.
+/// The object with its defaults, as policies see it in the webhook.
 fn defaulted(
     kind: Kind,
     target: PolicyTarget,
@@ -154,7 +155,7 @@ fn defaulted(
     object
 }
 
-/// Two runs of one commit with one id: only one of them would ever run.
+/// Detects two runs of one commit with the same id: only one of them would ever run.
 fn duplicate_run_id(
     source: &Source,
     kind: Kind,
@@ -175,7 +176,7 @@ fn duplicate_run_id(
 
 /// The other objects of the commit.
 struct Surroundings<'a> {
-    /// As they would be stored: placed, and with their defaults.
+    /// As they would be stored: with their namespace and their defaults.
     pipelines: HashMap<(String, String), Value>,
     namespaces: HashMap<&'a str, &'a Value>,
     default_namespace: &'a str,
@@ -256,7 +257,7 @@ fn read_policies(paths: &[PathBuf], checked: &mut Checked) -> Result<PolicySet, 
                 policies.push(Policy::compile(&policy));
             }
         }
-        // A path that was mistyped must not pass for policies that are all satisfied.
+        // A mistyped path must not look like policies that are all satisfied.
         if policies.len() == before {
             return Err(Error::NoPolicies(path.display().to_string()));
         }
