@@ -1,4 +1,4 @@
-//! What the shim costs: from its own start to its hello, and per file of a filter that does nothing.
+//! The cost of the shim: from its start to its hello, and per file of a filter that does nothing.
 //!
 //! `cargo bench --package shim` prints the figures beside those of a bare loop of the same forks.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has failed")]
@@ -22,7 +22,7 @@ fn main() {
     let start = || {
         let mut shim = Command::new(env!("CARGO_BIN_EXE_shim"));
         shim.arg("--socket").arg(&socket).args(["--filter", "bench", "--workspace"]).arg(folder.path());
-        // A folder of its own: what is in the machine's is nothing to look at.
+        // A separate folder, so that the contents of the machine's own do not matter.
         shim.env("TMPDIR", folder.path()).args(["--", "true"]).stdout(Stdio::null());
         let shim = shim.spawn().unwrap();
         let mut link = BufReader::new(listener.accept().unwrap().0);

@@ -1,6 +1,6 @@
 //! The answer of a `Lines` filter: `{"ok":true}` or `{"ok":false,"reason":"…","retry":false}`.
 //!
-//! A parser of exactly this flat object: everything else is no answer, so that a typo never counts as success.
+//! It accepts exactly this flat object: anything else is no answer, so that a typo never counts as success.
 
 /// What a filter says about one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub(crate) enum Answer {
     Refused { reason: String, retry: bool },
 }
 
-/// Reads what follows the marker; `None` is no answer.
+/// Parses the text after the marker; `None` if it is no answer.
 pub(crate) fn parse(text: &str) -> Option<Answer> {
     let mut rest = Rest { text: text.trim_matches(JSON_WHITESPACE) };
     let (mut ok, mut reason, mut retry) = (None, None, None);
@@ -74,7 +74,7 @@ impl Rest<'_> {
     }
 }
 
-/// The character after a backslash.
+/// Parses the character after a backslash.
 fn escape(characters: &mut std::str::Chars<'_>) -> Option<char> {
     Some(match characters.next()? {
         character @ ('"' | '\\' | '/') => character,

@@ -1,17 +1,17 @@
-//! Picks the answers of a `Lines` filter out of its output.
+//! Extracts the answers of a `Lines` filter from its output.
 
 use crate::answer::{Answer, parse};
 
-/// What a line of the protocol starts with, in both directions.
+/// The beginning of a protocol line, in both directions.
 pub(crate) const MARKER: &str = "::openfilter::";
 
-/// A longer line is no answer; a reason of this length is cut anyway.
+/// A longer line is no answer; a reason of this length would be cut anyway.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
-/// Lines that start with the marker, in the order they came; the rest is log.
+/// Lines that start with the marker, in their order; the rest is log.
 #[derive(Default)]
 pub(crate) struct Answers {
-    /// The current line, as long as it may be an answer.
+    /// The current line, as long as it may still be an answer.
     line: Vec<u8>,
     /// Whether the current line is log.
     is_log: bool,
@@ -19,7 +19,7 @@ pub(crate) struct Answers {
 }
 
 impl Answers {
-    /// Takes output, and gives back what of it is log.
+    /// Takes output, and returns the part of it that is log.
     pub(crate) fn sift(&mut self, output: &[u8]) -> Vec<u8> {
         let mut log = Vec::new();
         for piece in output.split_inclusive(|byte| *byte == b'\n') {
@@ -27,7 +27,7 @@ impl Answers {
                 log.extend_from_slice(piece);
             } else {
                 self.line.extend_from_slice(piece);
-                // One more than is allowed stays, so that it is still too long at its end.
+                // Keep one byte more than is allowed, so that the line is still too long at its end.
                 self.line.truncate(ANSWER_BYTES_MAX + 1);
                 if !starts_like_an_answer(&self.line) {
                     log.append(&mut self.line);
@@ -41,7 +41,8 @@ impl Answers {
         log
     }
 
-    /// The output has ended, perhaps in the middle of a line; gives back what of that is log.
+    /// Takes the end of the output, perhaps in the middle of a line; returns the part of that line that is
+    /// log.
     pub(crate) fn finish(&mut self) -> Vec<u8> {
         if self.is_log || self.line.len() < MARKER.len() {
             self.is_log = false;
@@ -51,7 +52,7 @@ impl Answers {
         Vec::new()
     }
 
-    /// The answers since the last call; `None` is one that cannot be understood.
+    /// The answers since the last call; `None` is an answer that cannot be understood.
     pub(crate) fn take(&mut self) -> Vec<Option<Answer>> {
         std::mem::take(&mut self.read)
     }

@@ -2,15 +2,15 @@
 
 use std::{ffi::OsString, fmt, path::PathBuf};
 
-/// How the shim was asked to run.
+/// The shim's parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Args {
     pub(crate) mode: Mode,
-    /// The filter's name: that of its folder of results.
+    /// The filter's name, which is also the name of its results folder.
     pub(crate) filter: OsString,
     pub(crate) workspace: PathBuf,
     pub(crate) termination_log: PathBuf,
-    /// Whether the command is kept, and gets a line per file.
+    /// Whether the command is kept running and gets a line per file.
     pub(crate) lines: bool,
     /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
@@ -18,13 +18,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// File by file, as the worker at this socket asks.
+    /// Process file by file, as the worker at this socket asks.
     Serve { socket: PathBuf },
-    /// One file, then the end.
+    /// Process one file, and end.
     Once,
 }
 
-/// What is wrong with the command line, and how it is put right.
+/// A mistake on the command line, and how to correct it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BadArgs(String);
 
@@ -35,7 +35,7 @@ impl fmt::Display for BadArgs {
 }
 
 impl Args {
-    /// Reads the arguments after the program's own name.
+    /// Parses the arguments after the program's own name.
     pub(crate) fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, BadArgs> {
         let (mut socket, mut filter, mut workspace, mut termination_log) = (None, None, None, None);
         let (mut once, mut lines) = (false, false);
@@ -72,7 +72,7 @@ impl Args {
             (Some(socket), false) => Mode::Serve { socket: socket.into() },
             (None, true) if lines => Mode::Once,
             (None, true) => {
-                return Err(BadArgs("`--once` needs `--lines`: without, run the command itself".to_owned()));
+                return Err(BadArgs("`--once` needs `--lines`; otherwise run the command itself".to_owned()));
             }
             _ => return Err(BadArgs("give either `--socket` or `--once`".to_owned())),
         };

@@ -4,11 +4,11 @@ use std::fmt;
 
 #[derive(Debug)]
 pub(crate) enum End {
-    /// The worker is gone: there will be no more files.
+    /// The worker is gone, so there are no more files.
     Finished,
     /// The command cannot be executed.
     Unusable(String),
-    /// Something failed that the shim cannot work without.
+    /// Something failed that the shim needs.
     Broken(String),
 }
 

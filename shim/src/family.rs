@@ -1,4 +1,4 @@
-//! Every process that came from the filter's command, whatever became of its parent.
+//! Every process that descends from the filter's command, even if its parent is gone.
 
 use std::{collections::HashMap, fs};
 
@@ -14,13 +14,13 @@ use nix::{
 
 use crate::wire::Ending;
 
-/// Orphans become ours: because we are pid 1, or because we asked for it.
+/// Proof that orphans become our children: because we are pid 1, or because we asked for it.
 #[derive(Clone, Copy)]
 pub(crate) struct Family {
     is_init: bool,
 }
 
-/// The filter's own process: the one that was started, not those that it starts.
+/// The filter's own process: the one that the shim started, not its descendants.
 pub(crate) struct Main {
     pid: Pid,
     /// How it ended, once it has.
@@ -36,19 +36,20 @@ impl Family {
         Ok(Self { is_init })
     }
 
-    /// Whether all processes that we can see, and `/tmp`, belong to this container's filter.
+    /// Whether all visible processes, and `/tmp`, belong to this container's filter.
     pub(crate) fn has_own_container(self) -> bool {
         self.is_init
     }
 
-    /// Reaps what has ended; whether anything is left.
+    /// Reaps processes that have ended; returns whether any are left.
     pub(crate) fn reap(self, main: &mut Main) -> bool {
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::StillAlive) => return true,
                 Ok(WaitStatus::Exited(pid, code)) => main.ended(pid, Ending::Exited(code)),
                 Ok(WaitStatus::Signaled(pid, signal, _)) => main.ended(pid, Ending::Signaled(signal as i32)),
-                // A real-time signal, for which `nix` has no name, ended a process: ours if that is gone now.
+                // A real-time signal, for which `nix` has no name, ended a process: ours, if ours is gone
+                // now.
                 Err(Errno::EINVAL) if kill(main.pid, None).is_err() => {
                     main.ended(main.pid, Ending::Signaled(0))
                 }
@@ -58,7 +59,7 @@ impl Family {
         }
     }
 
-    /// Kills everything that is left. What it forks meanwhile is left again: reap and repeat.
+    /// Kills everything that is left. Processes that fork meanwhile leave new ones: reap and repeat.
     pub(crate) fn kill(self) {
         if self.is_init {
             let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
@@ -79,13 +80,13 @@ impl Main {
         self.pid
     }
 
-    /// Asks it and its process group to end.
+    /// Asks the process and its process group to end.
     pub(crate) fn terminate(&self) {
         let _ = killpg(self.pid, Signal::SIGTERM);
     }
 
     fn ended(&mut self, pid: Pid, ending: Ending) {
-        // Later, the number may belong to another process.
+        // After reaping, the number may belong to another process.
         if pid == self.pid && self.ending.is_none() {
             self.ending = Some(ending);
         }
@@ -112,6 +113,6 @@ fn descendants(of: Pid) -> Vec<Pid> {
 
 fn parent(pid: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may hold any character; state and parent follow.
+    // The name is in parentheses and may contain any character; state and parent follow it.
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }

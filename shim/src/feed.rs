@@ -13,20 +13,20 @@ use nix::{
 
 use crate::poll::poll_until;
 
-/// What a pipe holds, unless someone asked for more.
+/// The default capacity of a pipe.
 const PIPE_BYTES: usize = 64 * 1024;
 
-/// What is written to it, as fast as it reads.
+/// Data that is written to stdin as fast as the filter reads it.
 #[derive(Default)]
 pub(crate) struct Feed {
     /// None for `Exec`, and after the end of input.
     to: Option<OwnedFd>,
-    /// The other end, to see what was not read.
+    /// The pipe's reading end, to find out what was not read.
     other: Option<OwnedFd>,
     waiting: Vec<u8>,
-    /// Of the last line.
+    /// The length of the last line.
     length: usize,
-    /// Whether the end of input follows.
+    /// Whether the end of input follows this line.
     is_last: bool,
 }
 
@@ -41,7 +41,7 @@ impl Feed {
         self.length = line.len();
     }
 
-    /// Whether the last line was not read, by a process that has ended.
+    /// Whether the process ended without reading the last line.
     pub(crate) fn is_unread(&self) -> bool {
         self.waiting.len() + self.left_in_pipe() >= self.length
     }
@@ -55,7 +55,7 @@ impl Feed {
         }
     }
 
-    /// Closes stdin when everything is written.
+    /// Closes stdin once everything is written.
     pub(crate) fn close(&mut self) {
         self.is_last = true;
     }
@@ -65,12 +65,12 @@ impl Feed {
         Some((to.as_fd(), PollFlags::POLLOUT))
     }
 
-    /// One write, small enough for a pipe that polls as writable.
+    /// Writes once, little enough for a pipe that polls as writable.
     pub(crate) fn advance(&mut self) {
         let Some(to) = &self.to else { return };
         match write(to, &self.waiting[..self.waiting.len().min(PIPE_BUF)]) {
             Ok(written) => drop(self.waiting.drain(..written)),
-            // Not possible while we have the other end too; without a way to write there is no file to write.
+            // This cannot happen while we also hold the reading end; if it does, no file can be written.
             Err(_) => self.to = None,
         }
         if self.is_last && self.waiting.is_empty() {

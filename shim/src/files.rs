@@ -1,11 +1,11 @@
-//! Small files that are read for each file of the run.
+//! Reads small files, once for each file of the run.
 
 use std::{fs::File, io, io::Read, path::Path};
 
-/// Longer than anything that is read this way: an object's key has at most 1,024 bytes.
+/// Longer than any file that is read this way: an object's key has at most 1,024 bytes.
 const SMALL_BYTES_MAX: usize = 4 * 1024;
 
-/// The content of a small file, by one read: std would ask for its length first, and read once more for its end.
+/// Reads a small file in one call: std would first ask for its length, and read once more for its end.
 pub(crate) fn read_small(path: impl AsRef<Path>) -> io::Result<String> {
     let mut bytes = [0; SMALL_BYTES_MAX];
     let length = File::open(path)?.read(&mut bytes)?;

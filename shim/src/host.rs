@@ -1,6 +1,6 @@
-//! Runs one process of the filter at a time: starts it, waits for what happens, and leaves nothing of it behind.
+//! Runs one process of the filter at a time: starts it, waits for events, and leaves nothing of it behind.
 //!
-//! One thread and one poll: whatever happens is noticed at once, and nothing is polled for by sleeping.
+//! One thread and one poll notice every event at once; nothing sleeps and polls.
 
 use std::{
     os::fd::AsFd,
@@ -25,7 +25,7 @@ use crate::{
     wire::{Done, Ending, KILL_TIMEOUT},
 };
 
-/// A process that keeps stdout open without being ours to kill delays the next file by no more.
+/// The longest that the next file waits for output, if a process that is not ours to kill keeps stdout open.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 pub(crate) struct Host {
@@ -37,11 +37,11 @@ pub(crate) struct Host {
     scratch: Scratch,
 }
 
-/// The filter's process and what it was given.
+/// The filter's process and its inputs.
 pub(crate) struct Running {
     pub(crate) main: Main,
     pub(crate) feed: Feed,
-    /// Whether it, or a process that came from it, is still to be reaped.
+    /// Whether the process, or a descendant of it, is still to be reaped.
     has_processes: bool,
 }
 
@@ -61,8 +61,8 @@ impl Host {
         Ok(Running { main: Main::of(pid), feed: Feed::new(stdin), has_processes: true })
     }
 
-    /// Waits until the process has ended, an answer came, or its time is up; returns whether it was asked to end. What
-    /// is still alive then is left to [`Self::end`].
+    /// Waits until the process has ended, an answer came, or its time is up; returns whether it was asked to
+    /// end. [`Self::end`] deals with processes that are still alive.
     pub(crate) fn attend(
         &mut self,
         running: &mut Running,
@@ -70,7 +70,7 @@ impl Host {
         deadline: Option<Instant>,
     ) -> Result<Option<Ending>, End> {
         let mut limit = Limit::new(deadline);
-        // Before anything is due: what has ended in time is not asked to.
+        // Reap before anything is due: a process that has ended in time is not asked to end.
         while running.main.ending.is_none() && !self.output.is_answered() {
             let now = Instant::now();
             let mut due = Due::Nothing;
@@ -93,14 +93,14 @@ impl Host {
         Ok(limit.ending())
     }
 
-    /// Kills and reaps every process, takes the rest of their output, and removes their temporary files. How the
-    /// filter's own process ended.
+    /// Kills and reaps every process, takes the rest of their output, and removes their temporary files.
+    /// Returns how the filter's own process ended.
     pub(crate) fn end(&mut self, mut running: Running) -> Result<Ending, End> {
         let give_up = Instant::now() + KILL_TIMEOUT;
         while running.has_processes && self.family.reap(&mut running.main) {
             if Instant::now() >= give_up {
                 return Err(End::Broken(format!(
-                    "processes of the filter run on {KILL_TIMEOUT:?} after SIGKILL"
+                    "processes of the filter still run {KILL_TIMEOUT:?} after SIGKILL"
                 )));
             }
             self.family.kill();
@@ -109,11 +109,11 @@ impl Host {
         self.drain()?;
         self.output.detach();
         self.scratch.wipe();
-        // There is none only if it was reaped by someone else, which nothing here does.
+        // It is missing only if something else reaped the process, which nothing here does.
         Ok(running.main.ending.unwrap_or(Ending::Signaled(0)))
     }
 
-    /// What is to be said of a file that has ended. Without a text of its own these are the last lines of the log.
+    /// The report on a file that has ended. Without a text of its own, it has the last lines of the log.
     pub(crate) fn done(
         &mut self,
         ending: Ending,
@@ -132,7 +132,7 @@ impl Host {
         }
     }
 
-    /// Says in the log how the file ended: at once if the log takes it, so that it comes before what follows.
+    /// Logs how the file ended: at once if the log takes it, so that it precedes later output.
     pub(crate) fn mark_end(&mut self, ending: Ending) -> Result<(), End> {
         self.output.end(ending);
         let ready = poll_until(self.output.interests(), Some(Instant::now()))?;
@@ -140,14 +140,14 @@ impl Host {
         Ok(())
     }
 
-    /// Reaps what has ended, as far as a wait has noticed.
+    /// Reaps processes whose end a wait has noticed.
     pub(crate) fn reap(&mut self, running: &mut Running) {
         if self.signals.take_child() {
             running.has_processes = self.family.reap(&mut running.main);
         }
     }
 
-    /// Moves output until both ends have nothing more to give or to take.
+    /// Moves output until both streams have nothing more to read or write.
     pub(crate) fn drain(&mut self) -> Result<(), End> {
         let give_up = Instant::now() + DRAIN_TIMEOUT;
         while self.output.is_busy() && Instant::now() < give_up {
@@ -156,7 +156,7 @@ impl Host {
         Ok(())
     }
 
-    /// Moves the output that is there already.
+    /// Moves the output that has already arrived.
     pub(crate) fn catch_up(&mut self, running: &mut Running) -> Result<(), End> {
         let give_up = Instant::now() + DRAIN_TIMEOUT;
         loop {
@@ -168,8 +168,8 @@ impl Host {
         }
     }
 
-    /// Waits until something happens or a moment has come, which may be an earlier one. Output and input move along;
-    /// returns whether output did.
+    /// Waits until something happens or the given moment comes, which may be in the past. Moves output and
+    /// input meanwhile; returns whether output moved.
     pub(crate) fn wait(
         &mut self,
         until: Option<Instant>,
@@ -203,7 +203,7 @@ impl Host {
         Ok(stdout || stderr)
     }
 
-    /// Kills everything and forgets it: there is no more to be reported.
+    /// Kills everything and forgets it: nothing more is reported.
     pub(crate) fn abandon(&mut self, running: Option<Running>) {
         self.output.release();
         self.output.mark_begin();

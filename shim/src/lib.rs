@@ -1,9 +1,9 @@
-//! Runs as pid 1 of a filter's container and starts the filter's command once per file, so that a pod lasts for many
-//! files and the filter's image needs no change.
+//! Runs as pid 1 of a filter's container and starts the filter's command once per file, so that a pod lasts
+//! for many files and the filter's image needs no change.
 //!
-//! It refuses to know anything of queues, buckets or Kubernetes: the pod's worker says over a socket when the next file
-//! is there ([`wire`]), and the shim says how it ended. A file never sees processes or temporary files of the one
-//! before.
+//! It knows nothing of queues, buckets or Kubernetes: the pod's worker announces each file over a socket
+//! ([`wire`]), and the shim reports how it ended. A file never sees processes or temporary files of an
+//! earlier one.
 
 use std::{convert::Infallible, ffi::OsString};
 
@@ -40,20 +40,21 @@ use program::Program;
 use signals::Signals;
 use workspace::Workspace;
 
-/// Exit code for a file that no retry will help: the filter answered `"retry":false`.
+/// Exit code for a file that no retry can help: the filter answered `"retry":false`.
 pub const REJECTED: u8 = 65;
 
-/// Exit code for a command that cannot be executed. Not 126 or 127, as shells have it: a filter that is a script ends so by
-/// itself, and then its file is to blame. Above 192, the last one that a signal can cause.
+/// Exit code for a command that cannot be executed. It is not 126 or 127, as in shells, because a filter that
+/// is a script may end with those, and its file is then to blame. It is above 192, the highest code that a
+/// signal can cause.
 pub const UNUSABLE: u8 = 213;
 
-/// Exit code for a file that failed, and for a shim that cannot work.
+/// Exit code for a failed file, and for a shim that cannot work.
 pub const FAILED: u8 = 1;
 
-/// Exit code for a command line that is wrong, as is usual.
+/// Exit code for a wrong command line, as is customary.
 const BAD_ARGS: u8 = 2;
 
-/// Runs the program with its arguments (without its own name); gives its exit code.
+/// Runs the program with its arguments (without its own name); returns its exit code.
 pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     let args = match Args::parse(arguments) {
         Ok(args) => args,

@@ -1,10 +1,10 @@
-//! How long a file's processes may run: until they are asked to end, and then until they are killed.
+//! The time that a file's processes have: until they are asked to end, and then until they are killed.
 
 use std::time::{Duration, Instant};
 
 use crate::wire::{Ending, TIMEOUT_GRACE};
 
-/// After a stop: the file has failed already, and the next one waits.
+/// After a stop, the file has already failed, and the next one waits.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Limit {
@@ -12,7 +12,7 @@ pub(crate) struct Limit {
     asked: Option<(Ending, Instant)>,
 }
 
-/// What is due.
+/// The action that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
@@ -25,12 +25,12 @@ impl Limit {
         Self { ask_at: deadline, asked: None }
     }
 
-    /// When something may be due next.
+    /// The next moment at which something may be due.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.asked.map(|(_, kill_at)| kill_at).or(self.ask_at)
     }
 
-    /// The worker asks for the end.
+    /// The worker asks for the end of the file.
     pub(crate) fn stop(&mut self, now: Instant) -> Due {
         self.ask(Ending::Stopped, now + STOP_GRACE)
     }
@@ -43,7 +43,7 @@ impl Limit {
         }
     }
 
-    /// How the file ends if its process was asked to.
+    /// How the file ends, if its process was asked to end.
     pub(crate) fn ending(&self) -> Option<Ending> {
         self.asked.map(|(ending, _)| ending)
     }
@@ -54,7 +54,7 @@ impl Limit {
                 self.asked = Some((ending, kill_at));
                 Due::Terminate
             }
-            // The first reason stands, and the earlier end.
+            // The first reason stands, with the earlier of the two ends.
             Some((_, earlier)) => {
                 *earlier = kill_at.min(*earlier);
                 Due::Nothing

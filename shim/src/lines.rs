@@ -1,7 +1,8 @@
 //! The protocol `Lines`: the command is started once and answers file by file.
 //!
-//! A process that dies, answers garbage, answers twice or has to be ended is replaced, at first at once and then later
-//! and later. What it has started itself is left alone as long as it lives: a model may have helpers.
+//! A process that dies, answers garbage, answers twice or has to be ended is replaced, at first at once and
+//! then with increasing delays. Its child processes are left alone as long as it lives: a model may have
+//! helpers.
 
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,11 @@ use crate::{
     workspace::Workspace,
 };
 
-/// A process that cannot work is started this rarely: its files fail, but the node has other things to do.
+/// The longest delay: a process that cannot work fails its files, but must not keep the node busy.
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 
-/// The filter's process, if it lives, and how long to wait before it is started again.
+/// The filter's process, if it lives, and the delay before it is started again.
 #[derive(Default)]
 pub(crate) struct Lines {
     running: Option<Running>,
@@ -31,7 +32,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Starts the process before the first file: it may load for long, and an error of exec concerns no file.
+    /// Starts the process before the first file: loading may take long, and a failed exec concerns no file.
     pub(crate) fn start(host: &mut Host) -> Result<Self, End> {
         Ok(Self { running: Some(host.start(Stdin::Pipe)?), ..Self::default() })
     }
@@ -45,7 +46,7 @@ impl Lines {
         self.running
     }
 
-    /// Has the current file processed.
+    /// Processes the current file.
     pub(crate) fn process(
         &mut self,
         host: &mut Host,
@@ -66,7 +67,8 @@ impl Lines {
         Ok(host.done(ending, &before, self.pid(), text))
     }
 
-    /// Ends a process that died or spoke up while it had no file: its next answer could be to the last one.
+    /// Ends a process that died or wrote an answer while it had no file: its next answer could belong to the
+    /// last one.
     fn retire_unusable(&mut self, host: &mut Host) -> Result<(), End> {
         let Some(mut running) = self.running.take() else { return Ok(()) };
         host.catch_up(&mut running)?;
@@ -80,7 +82,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Lets the process read the line, and waits for its answer.
+    /// Sends the line to the process, and waits for its answer.
     fn judge(
         &mut self,
         host: &mut Host,
@@ -115,9 +117,9 @@ impl Lines {
             let ended = host.end(running)?;
             answers.extend(host.output.take_answers());
             if asked.is_none() && answers.is_empty() && is_unread && !is_fresh {
-                // It ended on account of an earlier file, or of none.
+                // It ended because of an earlier file, or of none.
                 self.learn_between_files(ended);
-                // The file goes on with another process, and so does its log.
+                // The file and its log continue with another process.
                 host.output.release();
                 continue;
             }
@@ -125,7 +127,7 @@ impl Lines {
         }
     }
 
-    /// Waits until the process may be started. Says how the file ends if it ends before that.
+    /// Waits until the process may be started. Returns how the file ends, if that happens first.
     fn wait_for_backoff(
         &self,
         host: &mut Host,
@@ -151,13 +153,13 @@ impl Lines {
     fn learn(&mut self, ending: Ending) {
         match ending {
             Ending::Accepted => (self.backoff, self.start_at) = (Duration::ZERO, None),
-            // Neither says that the process cannot work.
+            // Neither shows that the process cannot work.
             Ending::Refused { .. } | Ending::Stopped => {}
             Ending::Exited(_) | Ending::Signaled(_) | Ending::TimedOut | Ending::BadAnswer => self.back_off(),
         }
     }
 
-    /// A process without a file may end itself, for example so that leaks stay bounded.
+    /// A process without a file may exit by itself, for example to limit leaks.
     fn learn_between_files(&mut self, ended: Ending) {
         if ended != Ending::Exited(0) {
             self.learn(ended);

@@ -20,21 +20,21 @@ use crate::{
     wire::{LINE_BYTES_MAX, Message, Request},
 };
 
-/// The worker's container may start later; this is little next to that.
+/// The worker's container may start later, which takes far longer than this.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Its image may have to be pulled first. A pod without a worker is of no use.
+/// The worker's image may have to be pulled first. A pod without a worker is useless.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(crate) struct Link {
     stream: UnixStream,
-    /// A line that has not ended yet.
+    /// A line that is still incomplete.
     line: Vec<u8>,
     requests: VecDeque<Request>,
 }
 
 impl Link {
-    /// Waits for the worker to listen. A SIGTERM meanwhile ends the wait: there is no file yet to be finished.
+    /// Waits for the worker to listen. A SIGTERM ends the wait, because there is no file to finish yet.
     pub(crate) fn connect(socket: &Path, signals: &mut Signals) -> Result<Self, End> {
         let give_up = Instant::now() + CONNECT_TIMEOUT;
         loop {
@@ -62,12 +62,12 @@ impl Link {
         self.stream.write_all(format!("{message}\n").as_bytes()).map_err(gone)
     }
 
-    /// The next request of those that were received.
+    /// The next request that was received.
     pub(crate) fn take(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
 
-    /// Whether a stop was received: the only request that may come while a file is processed.
+    /// Whether a stop was received, the only request that may arrive while a file is processed.
     pub(crate) fn take_stop(&mut self) -> Result<bool, End> {
         match self.take() {
             None => Ok(false),
@@ -78,7 +78,7 @@ impl Link {
         }
     }
 
-    /// Reads once; only after a poll, because it would block.
+    /// Reads once. Call it only after a poll, because it would block.
     pub(crate) fn receive(&mut self) -> Result<(), End> {
         let mut buffer = [0; 256];
         let length = self.stream.read(&mut buffer).map_err(gone)?;
@@ -107,7 +107,7 @@ impl AsFd for Link {
     }
 }
 
-/// A worker that was killed closes its end: with a reset when it left something unread.
+/// A killed worker closes its end, with a reset if it left something unread.
 fn gone(error: io::Error) -> End {
     match error.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => End::Finished,

@@ -1,11 +1,12 @@
-//! One file of a `Lines` filter in a pod of its own: one line, the end of input, the answer as an exit code.
+//! Processes one file of a `Lines` filter in a pod of its own: one line, the end of input, the answer as an
+//! exit code.
 
 use crate::{
     FAILED, REJECTED, UNUSABLE, end::End, host::Host, program::Program, signals::Signals, spawn::Stdin,
     verdict::Verdict, wire::Ending, workspace::Workspace,
 };
 
-/// Processes the file; gives the exit code.
+/// Processes the file; returns the exit code.
 pub(crate) fn run(
     program: Result<Program, String>,
     workspace: &Workspace,
@@ -18,7 +19,7 @@ pub(crate) fn run(
     while running.main.ending.is_none() {
         host.wait(None, Some(&mut running.feed), None)?;
         host.reap(&mut running);
-        // As without the shim: the filter decides how it obeys.
+        // As without the shim, the filter decides how to react.
         if host.signals.take_term() {
             running.main.terminate();
         }
@@ -35,15 +36,15 @@ pub(crate) fn run(
     Ok(code)
 }
 
-/// A final refusal is the most that a filter can say. Otherwise its own code counts, as without the shim, unless it is one of
-/// those that only the shim may say.
+/// A final refusal outranks everything else. Otherwise the filter's own code counts, as without the shim,
+/// unless it is one of those reserved for the shim.
 fn exit_code(ending: Ending, ended: Ending) -> u8 {
     let own = match ended {
         Ending::Exited(code) => match u8::try_from(code) {
             Ok(UNUSABLE | REJECTED) | Err(_) => FAILED,
             Ok(code) => code,
         },
-        // As a shell and the container runtime count.
+        // As shells and the container runtime count.
         Ending::Signaled(signal) => u8::try_from(128 + signal).unwrap_or(FAILED),
         _ => 0,
     };

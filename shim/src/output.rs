@@ -1,11 +1,13 @@
-//! The filter's output on its way to the container's log.
+//! Moves the filter's output to the container's log.
 //!
-//! Nothing here blocks, and nothing grows: what was read is written before more is read, so that a slow log slows the
-//! filter and not the shim's timers. Descriptors stay in blocking mode (they are shared with others), so reads and
-//! writes follow a poll, and a write is small enough for a pipe that polls as writable.
+//! Nothing here blocks, and nothing grows: the shim writes what it has read before it reads more, so that a
+//! slow log slows the filter and not the shim's timers. Descriptors stay in blocking mode (they are shared
+//! with others), so reads and writes follow a poll, and a write is small enough for a pipe that polls as
+//! writable.
 //!
-//! The container runtime pays for each write, so the lines around a file's output share its writes: a file that says
-//! little takes one write in all. They also share its stream, because the runtime keeps order only within a stream.
+//! The container runtime pays for each write, so the lines around a file's output share its writes: a file
+//! with little output takes one write in all. They also share its stream, because the runtime keeps order
+//! only within a stream.
 
 use std::{
     io::{Stderr, Stdout, stderr, stdout},
@@ -27,30 +29,30 @@ use crate::{
     wire::Ending,
 };
 
-/// As much as a pipe holds.
+/// The capacity of a pipe.
 const READ_BYTES: usize = 64 * 1024;
 
 /// Marks are dropped while this much waits for a log that nothing reads.
 const WAITING_BYTES_MAX: usize = 64 * 1024;
 
-/// Output that waits for the end of its file: the line that says so fits into the same write.
+/// How much output waits for the end of its file, so that the line about the end fits into the same write.
 const HELD_BYTES_MAX: usize = PIPE_BUF - 64;
 
-/// The log names a file that has been silent for this long: it may hang.
+/// The log names a file that has been silent for this long, because it may hang.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// Both streams of the filter.
 pub(crate) struct Output {
     streams: [Stream; 2],
-    /// The stream that was read last, which takes the next line of our own.
+    /// The stream that was read last, which takes the shim's next line.
     last: usize,
     /// The line that names the current file, until it is written.
     begin: Option<Begin>,
-    /// Whether the output waits for the end of its file.
+    /// Whether output waits for the end of its file.
     is_held: bool,
-    /// The end of both.
+    /// The end of both streams.
     pub(crate) tail: Tail,
-    /// Picks a `Lines` filter's answers out of its stdout.
+    /// Extracts a `Lines` filter's answers from its stdout.
     answers: Option<Answers>,
     buffer: Vec<u8>,
 }
@@ -69,15 +71,15 @@ impl Output {
         }
     }
 
-    /// Takes the pipes of a process that was just started.
+    /// Takes the pipes of a newly started process.
     pub(crate) fn attach(&mut self, stdout: OwnedFd, stderr: OwnedFd) {
         let [to_stdout, to_stderr] = &mut self.streams;
         (to_stdout.from, to_stderr.from) = (Some(stdout), Some(stderr));
-        // What the process before it said late is no answer of this one.
+        // Late output of the previous process is no answer of this one.
         self.take_answers();
     }
 
-    /// Gives up what has not been read. The next output starts on a line of its own.
+    /// Drops unread output. The next output starts on a new line.
     pub(crate) fn detach(&mut self) {
         if let Some(answers) = &mut self.answers {
             let log = answers.finish();
@@ -89,46 +91,46 @@ impl Output {
         }
     }
 
-    /// Whether anything is still to be read, or to be written now.
+    /// Whether there is still something to read, or to write now.
     pub(crate) fn is_busy(&self) -> bool {
         self.interests().iter().any(Option::is_some)
     }
 
-    /// Whether an answer came that has not been taken yet.
+    /// Whether an answer has arrived that was not taken yet.
     pub(crate) fn is_answered(&self) -> bool {
         self.answers.as_ref().is_some_and(|answers| !answers.is_empty())
     }
 
-    /// The answers that came since the last call; `None` is one that cannot be understood.
+    /// The answers since the last call; `None` is an answer that cannot be understood.
     pub(crate) fn take_answers(&mut self) -> Vec<Option<Answer>> {
         self.answers.as_mut().map(Answers::take).unwrap_or_default()
     }
 
-    /// A file begins. The line that says so is written before its output, with its end, or when it has been silent
-    /// for [`SILENCE_MAX`].
+    /// A file begins. The line that names it is written before its output, with its end, or after
+    /// [`SILENCE_MAX`] of silence.
     pub(crate) fn begin(&mut self, source: &str) {
         self.tail.clear();
         self.begin = Some(Begin { text: format!("begin {source}"), due: Instant::now() + SILENCE_MAX });
     }
 
-    /// When the line that names the file is to be written even if there is no output.
+    /// When to write the line that names the file even without output.
     pub(crate) fn begin_due(&self) -> Option<Instant> {
         self.begin.as_ref().map(|begin| begin.due)
     }
 
-    /// Writes the line that names the file, unless it is written already.
+    /// Writes the line that names the file, unless it is already written.
     pub(crate) fn mark_begin(&mut self) {
         if let Some(begin) = self.begin.take() {
             self.mark(&begin.text);
         }
     }
 
-    /// Keeps the rest of a file's output for [`Self::end`], as far as one write takes both.
+    /// Holds the rest of a file's output until [`Self::end`], as long as one write takes both.
     pub(crate) fn hold(&mut self) {
         self.is_held = true;
     }
 
-    /// Lets output go on at once.
+    /// Stops holding output.
     pub(crate) fn release(&mut self) {
         self.is_held = false;
     }
@@ -145,7 +147,7 @@ impl Output {
         [self.interest(0), self.interest(1)]
     }
 
-    /// One read or write for each stream that is ready for it.
+    /// Performs one read or write for each stream that is ready for it.
     pub(crate) fn advance(&mut self, ready: [bool; 2]) {
         for index in (0..ready.len()).filter(|index| ready[*index]) {
             match self.is_to_write(index) {
@@ -163,8 +165,8 @@ impl Output {
         }
     }
 
-    /// Whether a stream is written before more is read. Only the last one is held: what came before on the other one is
-    /// also written before.
+    /// Whether a stream writes before it reads more. Only the stream that was read last is held: earlier
+    /// output of the other one is also written first.
     fn is_to_write(&self, index: usize) -> bool {
         let waiting = self.streams[index].waiting.len();
         let is_held = self.is_held && index == self.last && waiting < HELD_BYTES_MAX;
@@ -175,7 +177,7 @@ impl Output {
         let stream = &mut self.streams[index];
         let Some(from) = &stream.from else { return };
         let mut buffer = mem::take(&mut self.buffer);
-        // An error is as good as the end: there is no more to be read.
+        // An error counts as the end: there is nothing more to read.
         match read(from, &mut buffer).unwrap_or(0) {
             0 => stream.from = None,
             length => self.take_in(index, &buffer[..length]),
@@ -205,7 +207,7 @@ impl Output {
         }
     }
 
-    /// Writes a line of our own.
+    /// Writes a line of the shim's own.
     fn mark(&mut self, text: &str) {
         let stream = &mut self.streams[self.last];
         stream.end_line();
@@ -238,7 +240,7 @@ impl AsFd for Log {
 struct Stream {
     from: Option<OwnedFd>,
     to: Log,
-    /// What was read, of which this much is written.
+    /// Data that was read, and how much of it is written.
     waiting: Vec<u8>,
     written: usize,
     /// Whether the last byte was not a newline.
@@ -266,7 +268,7 @@ impl Stream {
     fn write(&mut self) {
         let rest = &self.waiting[self.written..];
         let written = write(&self.to, &rest[..rest.len().min(PIPE_BUF)]);
-        // A log that has gone takes nothing more; the filter goes on.
+        // A log that is gone takes nothing more; the filter continues.
         self.written += written.unwrap_or(rest.len());
         if self.written == self.waiting.len() {
             self.waiting.clear();

@@ -1,4 +1,4 @@
-//! Waiting for several things at once.
+//! Waits for several things at once.
 
 use std::{os::fd::BorrowedFd, time::Instant};
 
@@ -7,7 +7,7 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-/// Waits until one of these is ready, or until a moment has come; which are ready.
+/// Waits until one of these is ready, or until the given moment; returns which are ready.
 pub(crate) fn poll_until<const N: usize>(
     sources: [Option<(BorrowedFd<'_>, PollFlags)>; N],
     until: Option<Instant>,
@@ -19,12 +19,12 @@ pub(crate) fn poll_until<const N: usize>(
         Err(Errno::EINTR) => return Ok([false; N]),
         Err(error) => return Err(error),
     }
-    // Errors and hang-ups make ready too: the read or write that follows tells which.
+    // Errors and hang-ups count as ready too: the following read or write reports them.
     let mut answers = polled.iter().map(|source| source.revents().is_none_or(|flags| !flags.is_empty()));
     Ok(sources.map(|source| source.is_some() && answers.next().unwrap_or(false)))
 }
 
-/// Rounded up: a poll that ends too early would only be repeated.
+/// Rounded up, because a poll that ends too early would only be repeated.
 fn timeout(until: Option<Instant>) -> PollTimeout {
     let Some(until) = until else { return PollTimeout::NONE };
     let left = until.saturating_duration_since(Instant::now()).as_nanos().div_ceil(1_000_000);

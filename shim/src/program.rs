@@ -1,4 +1,4 @@
-//! The filter's command, found as the container runtime would have found it.
+//! Finds the filter's command as the container runtime would.
 
 use std::{
     env,
@@ -9,17 +9,17 @@ use std::{
 
 use nix::unistd::{AccessFlags, eaccess};
 
-/// What `execvp` searches when there is no PATH.
+/// The folders that `execvp` searches without a PATH.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 pub(crate) struct Program {
     pub(crate) path: PathBuf,
-    /// The first is the command's own name.
+    /// The first argument is the command's own name.
     pub(crate) arguments: Vec<OsString>,
 }
 
 impl Program {
-    /// Finds the program as `execvp` does; the error says why it cannot be executed.
+    /// Finds the program as `execvp` does; an error says why it cannot be executed.
     pub(crate) fn find(command: Vec<OsString>) -> Result<Self, String> {
         let search = env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
         Ok(Self { path: find(&command[0], &search)?, arguments: command })
@@ -40,9 +40,9 @@ fn find(name: &OsStr, search: &OsStr) -> Result<PathBuf, String> {
     match candidates().find(|path| is_executable(path)) {
         Some(path) => Ok(path),
         None if candidates().any(|path| path.exists()) => {
-            Err(format!("cannot execute `{shown}`: what PATH finds is not an executable file for this user"))
+            Err(format!("cannot execute `{shown}`: in PATH it is not an executable file for this user"))
         }
-        None => Err(format!("cannot execute `{shown}`: PATH ({}) has no such program", search.display())),
+        None => Err(format!("cannot execute `{shown}`: no such program in PATH ({})", search.display())),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Results are for the worker too, which is another user.
+//! Opens results to the worker, which runs as another user.
 
 use std::{
     fs::{self, DirEntry, Metadata},
@@ -13,13 +13,14 @@ use nix::{
     unistd::geteuid,
 };
 
-/// Makes everything of our user at and below a path readable and writable for all (`chmod a+rwX`), and follows no link.
-/// Skips entries that need nothing.
+/// Makes everything of our user at and below a path readable and writable for all (`chmod a+rwX`), without
+/// following links. Skips entries that need nothing.
 pub(crate) fn share(root: &Path, needs_nothing: impl Fn(&DirEntry) -> bool) -> io::Result<()> {
     let own = geteuid().as_raw();
     let owns_root = fs::symlink_metadata(root).is_ok_and(|root| root.uid() == own);
-    // Where we are the worker's user, its folders are ours: they stay sticky, which keeps filters of other users from replacing
-    // what is in them. Elsewhere only the filter makes sticky folders, and the worker could not empty those.
+    // If we are the worker's user, its folders are ours, and they stay sticky, which keeps filters of other
+    // users from replacing what is in them. Otherwise only the filter makes sticky folders, and the worker
+    // could not empty those.
     let kept = if owns_root { 0o1777 } else { 0o777 };
     let mut next = vec![root.to_owned()];
     while let Some(path) = next.pop() {
@@ -49,7 +50,7 @@ fn open_to_all(path: &Path, found: &Metadata, kept: u32) -> io::Result<()> {
 
 fn entries(folder: &Path) -> io::Result<Vec<DirEntry>> {
     match fs::read_dir(folder) {
-        // One of another user, which that user has to open.
+        // It belongs to another user, who has to open it.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Vec::new()),
         entries => entries?.collect(),
     }

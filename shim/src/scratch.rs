@@ -1,4 +1,5 @@
-//! Temporary files: each file starts with an empty TMPDIR, and what it leaves there or in `/tmp` is removed.
+//! Temporary files: each file starts with an empty TMPDIR, and everything it leaves there or in `/tmp` is
+//! removed.
 
 use std::{
     collections::HashSet,
@@ -18,15 +19,15 @@ const DEFAULT_BASE: &str = "/tmp";
 /// The temporary files of the filter's current process.
 pub(crate) struct Scratch {
     base: PathBuf,
-    /// The TMPDIR of the current process. It is kept for the next one if nothing was done to it: a folder costs more
-    /// than most else that a file needs from us.
+    /// The TMPDIR of the current process. An untouched one is kept for the next process: creating a folder
+    /// costs more than almost anything else that the shim does for a file.
     folder: Option<PathBuf>,
-    /// Folders that are not the filter's alone, and what was in them before.
+    /// Folders that are not the filter's alone, and their contents before the file.
     shared: Vec<(PathBuf, HashSet<OsString>)>,
 }
 
 impl Scratch {
-    /// Shared folders are only wiped in a container of our own: elsewhere others use them too.
+    /// Shared folders are wiped only in a container of our own: elsewhere others use them too.
     pub(crate) fn new(has_own_container: bool) -> Self {
         let base = env::var_os("TMPDIR").map_or_else(|| DEFAULT_BASE.into(), PathBuf::from);
         let mut shared = vec![base.clone(), DEFAULT_BASE.into()];
@@ -39,9 +40,9 @@ impl Scratch {
         }
     }
 
-    /// Makes a TMPDIR, unless there is no writable folder for it: then there is none for the filter either.
+    /// Creates a TMPDIR, unless no writable folder exists; the filter then has none either.
     pub(crate) fn begin(&mut self) -> Option<&Path> {
-        // Where TMPDIR is in the workspace, the worker has removed the folder with everything else there.
+        // If TMPDIR is in the workspace, the worker has removed the folder with everything else there.
         self.folder.take_if(|folder| !folder.exists());
         if self.folder.is_none() {
             self.folder = mkdtemp(&self.base.join("file-XXXXXX")).ok();
@@ -52,7 +53,7 @@ impl Scratch {
         self.folder.as_deref()
     }
 
-    /// Removes what our user made since the beginning.
+    /// Removes what our user has created since the beginning.
     pub(crate) fn wipe(&mut self) {
         self.folder.take_if(|folder| !is_untouched(folder)).inspect(|folder| remove(folder));
         let own = geteuid().as_raw();
@@ -77,7 +78,7 @@ fn names(folder: &Path) -> HashSet<OsString> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
 }
 
-/// Whether a folder is as `mkdtemp` made it.
+/// Whether a folder is unchanged since `mkdtemp` created it.
 fn is_untouched(folder: &Path) -> bool {
     fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir() && found.mode() & 0o7777 == 0o700)
         && fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
@@ -90,7 +91,7 @@ fn remove(path: &Path) {
     };
     let removed = remove().or_else(|error| match error.kind() {
         io::ErrorKind::NotFound => Ok(()),
-        // A folder in it may forbid even its owner to remove what it holds.
+        // A folder inside it may deny even its owner the removal of its contents.
         _ => share(path, |_| false).and_then(|()| remove()),
     });
     if let Err(error) = removed {

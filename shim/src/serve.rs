@@ -1,4 +1,4 @@
-//! File by file, as the worker asks.
+//! Processes file by file, as the worker asks.
 
 use std::{convert::Infallible, path::Path, time::Instant};
 
@@ -55,7 +55,8 @@ fn serve_files(
     }
 }
 
-/// Waits for the next file, and gives its deadline. A process that is kept may write to its log meanwhile, or die.
+/// Waits for the next file, and returns its deadline. A process that is kept may write to its log meanwhile,
+/// or die.
 fn wait_for_file(
     host: &mut Host,
     link: &mut Link,
@@ -63,7 +64,7 @@ fn wait_for_file(
 ) -> Result<Option<Instant>, End> {
     loop {
         match link.take() {
-            // A timeout beyond what a clock can hold is none.
+            // A timeout beyond the range of the clock means no limit.
             Some(Request::File { timeout }) => {
                 return Ok(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
             }

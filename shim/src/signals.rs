@@ -1,7 +1,7 @@
 //! SIGTERM and SIGCHLD as events to wait for.
 //!
-//! Blocked and read from a descriptor, because handlers need `unsafe`. The filter's processes start with nothing
-//! blocked: see [`crate::spawn`].
+//! They are blocked and read from a descriptor, because handlers need `unsafe`. The filter's processes start
+//! with nothing blocked: see [`crate::spawn`].
 
 use std::{
     mem,
@@ -19,13 +19,13 @@ use nix::{
 pub(crate) struct Signals {
     descriptor: SignalFd,
     was_terminated: bool,
-    /// Arrived, and not yet taken.
+    /// A SIGTERM that arrived and was not taken yet.
     term: bool,
     child: bool,
 }
 
 impl Signals {
-    /// From now on both signals wait to be read.
+    /// Blocks both signals, so that they wait to be read.
     pub(crate) fn block() -> nix::Result<Self> {
         let mut mask = SigSet::empty();
         mask.add(Signal::SIGTERM);
@@ -35,7 +35,7 @@ impl Signals {
         Ok(Self { descriptor, was_terminated: false, term: false, child: false })
     }
 
-    /// Reads what has arrived.
+    /// Reads the signals that have arrived.
     pub(crate) fn read(&mut self) {
         while let Ok(Some(signal)) = self.descriptor.read_signal() {
             match signal.ssi_signo.cast_signed() {
@@ -50,12 +50,12 @@ impl Signals {
         mem::take(&mut self.child)
     }
 
-    /// Whether SIGTERM arrived since the last call.
+    /// Whether SIGTERM has arrived since the last call.
     pub(crate) fn take_term(&mut self) -> bool {
         mem::take(&mut self.term)
     }
 
-    /// Whether SIGTERM ever arrived, up to this moment.
+    /// Whether SIGTERM has arrived so far.
     pub(crate) fn was_terminated(&mut self) -> bool {
         self.read();
         self.was_terminated

@@ -1,7 +1,8 @@
-//! Starts the filter's command as the container runtime would have: same environment, folder, user and signals.
+//! Starts the filter's command as the container runtime would: with the same environment, folder, user and
+//! signals.
 //!
-//! By `posix_spawn` and not by std, which leaves to a child the signals that we block. Nothing runs between fork and
-//! exec, so the kernel copies no memory.
+//! It uses `posix_spawn` and not std, which would pass our blocked signals to the child. Nothing runs between
+//! fork and exec, so the kernel copies no memory.
 
 use std::{
     env,
@@ -34,7 +35,7 @@ pub(crate) struct Spawner {
     environment: Vec<CString>,
 }
 
-/// What the process reads.
+/// The process's stdin.
 #[derive(Clone, Copy)]
 pub(crate) enum Stdin {
     Empty,
@@ -52,7 +53,8 @@ pub(crate) struct Spawned {
 
 impl Spawner {
     pub(crate) fn new(program: Program) -> Result<Self, String> {
-        // As our own stdin, which the command inherits unless it gets a pipe: less to set up for each file.
+        // This becomes our own stdin, which the command inherits unless it gets a pipe: less to set up for
+        // each file.
         let nothing = File::open("/dev/null").map_err(|error| format!("cannot open /dev/null: {error}"))?;
         dup2_stdin(&nothing).map_err(|error| format!("cannot read from /dev/null: {error}"))?;
         let arguments =
@@ -65,11 +67,12 @@ impl Spawner {
         Ok(Self { program, arguments, environment: env::vars_os().filter_map(pair).collect() })
     }
 
-    /// Starts a process in a group of its own. The error says why the command cannot be executed.
+    /// Starts a process in its own process group. An error says why the command cannot be executed.
     pub(crate) fn spawn(&self, stdin: Stdin, temporary: Option<&Path>) -> Result<Spawned, String> {
         let spawned = self.try_spawn(stdin, temporary).map_err(|error| self.refusal(error))?;
-        // From outside, because a hook between fork and exec would cost more. Short of memory, the kernel shall choose
-        // the filter and not the shim. A process that has ended already needs nothing.
+        // Written from outside, because a hook between fork and exec would cost more. If memory runs short,
+        // the kernel should choose the filter and not the shim. A process that has already ended needs
+        // nothing.
         let _ = fs::write(format!("/proc/{}/oom_score_adj", spawned.pid), "1000");
         Ok(spawned)
     }
@@ -98,8 +101,8 @@ impl Spawner {
 
     fn refusal(&self, error: Errno) -> String {
         let hint = match error {
-            Errno::ENOEXEC => ": it is made for another architecture, or is a script without `#!`",
-            Errno::ENOENT => ": it has gone, or what interprets or loads it is missing",
+            Errno::ENOEXEC => ": it was built for another architecture, or is a script without `#!`",
+            Errno::ENOENT => ": it is gone, or its interpreter or loader is missing",
             _ => "",
         };
         format!("cannot execute `{}`: {}{hint}", self.program.path.display(), error.desc())
@@ -115,12 +118,12 @@ fn attributes() -> nix::Result<PosixSpawnAttr> {
     )?;
     attributes.set_pgroup(Pid::from_raw(0))?;
     attributes.set_sigmask(&SigSet::empty())?;
-    // Rust programs ignore SIGPIPE, and this one may have inherited others that are ignored.
+    // Rust programs ignore SIGPIPE, and this one may have inherited more ignored signals.
     attributes.set_sigdefault(&SigSet::all())?;
     Ok(attributes)
 }
 
-/// What came from the kernel as an argument or a variable has no zero in it.
+/// Arguments and variables that came from the kernel contain no zero byte.
 fn c_string(bytes: Vec<u8>) -> Option<CString> {
     CString::new(bytes).ok()
 }

@@ -1,11 +1,12 @@
-//! Texts for people: one line each, and bounded.
+//! Texts for people: one line each, with bounded length.
 
 use crate::wire::TEXT_BYTES_MAX;
 
-/// Enough for a stack trace's last frames.
+/// Enough for the last frames of a stack trace.
 const TAIL_BYTES_MAX: usize = 4 * 1024;
 
-/// Escapes control characters, so that a text from anywhere is one line and cannot move a terminal's cursor.
+/// Escapes control characters, so that a text from any source is one line and cannot move a terminal's
+/// cursor.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {
@@ -18,12 +19,12 @@ pub(crate) fn one_line(text: &str) -> String {
     line
 }
 
-/// At most [`TEXT_BYTES_MAX`] from the start of a text.
+/// The beginning of a text, at most [`TEXT_BYTES_MAX`].
 pub(crate) fn beginning(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_BYTES_MAX)]
 }
 
-/// The end of an output that may be endless.
+/// The end of an output of any length.
 #[derive(Default)]
 pub(crate) struct Tail {
     bytes: Vec<u8>,
@@ -41,7 +42,8 @@ impl Tail {
         self.bytes.clear();
     }
 
-    /// The last lines, at most [`TEXT_BYTES_MAX`] of them; a line that does not fit is left out unless it is the last.
+    /// The last lines, at most [`TEXT_BYTES_MAX`] in all; a line that does not fit is left out unless it is
+    /// the last.
     pub(crate) fn last_lines(&self) -> String {
         let text = String::from_utf8_lossy(&self.bytes);
         let text = text.trim_end();

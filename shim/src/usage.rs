@@ -1,4 +1,4 @@
-//! What a file costs: CPU time, memory, and whether it took too much of that.
+//! What a file costs: CPU time and memory, and whether it exceeded its memory.
 
 use std::{fs::File, os::unix::fs::FileExt, time::Duration};
 
@@ -21,18 +21,18 @@ const OOM_COUNTERS_BYTES_MAX: usize = 1024;
 
 /// Reads the counters.
 pub(crate) struct Meter {
-    /// Kept open: reading from its start gives the current values.
+    /// Kept open: reading from its start returns the current values.
     oom_counter: Option<File>,
 }
 
 /// The counters at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Usage {
-    /// Of all processes that were reaped.
+    /// CPU time of all processes that were reaped.
     reaped: Duration,
-    /// Of the process that is kept, if one is.
+    /// CPU time of the process that is kept, if there is one.
     kept: Duration,
-    /// The largest of all processes that were reaped.
+    /// The largest process of all that were reaped.
     reaped_peak_kib: u64,
     oom_kills: u64,
 }
@@ -43,7 +43,7 @@ impl Meter {
         Self { oom_counter: files.find(|file| oom_kills_in(file).is_some()) }
     }
 
-    /// The counters now, with those of the process that is kept, if one is.
+    /// The current counters, including those of the process that is kept, if there is one.
     pub(crate) fn read(&self, kept: Option<Pid>) -> Usage {
         let (reaped, reaped_peak_kib) = of_children();
         Usage {
@@ -56,13 +56,13 @@ impl Meter {
 }
 
 impl Usage {
-    /// CPU time since then. A kept process that has been reaped meanwhile brings its whole life, of which that was
-    /// counted before.
+    /// The CPU time since then. A kept process that has been reaped meanwhile adds its whole life, part of
+    /// which was already counted.
     pub(crate) fn cpu_since(&self, before: &Self) -> Duration {
         (self.reaped + self.kept).saturating_sub(before.reaped + before.kept)
     }
 
-    /// The largest process so far, with the one that is kept.
+    /// The largest process so far, including the one that is kept.
     pub(crate) fn peak_memory_kib(&self, kept: Option<Pid>) -> u64 {
         kept.and_then(peak_of).unwrap_or_default().max(self.reaped_peak_kib)
     }

@@ -5,15 +5,15 @@ use crate::{answer::Answer, wire::Ending};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) ending: Ending,
-    /// The filter's, or ours about its answer.
+    /// The filter's reason, or ours about its answer.
     pub(crate) reason: Option<String>,
 }
 
 impl Verdict {
-    /// `ended` is how the process ended, for a file that it did not answer.
+    /// `ended` is how the process ended; it counts if the process did not answer.
     pub(crate) fn of(answers: &[Option<Answer>], ended: Ending) -> Self {
         match answers {
-            // The worker takes an exit code of 0 for success, as it is where no answer is expected.
+            // The worker takes an exit code of 0 for success, as is right where no answer is expected.
             [] if ended == Ending::Exited(0) => Ending::BadAnswer.into(),
             [] => ended.into(),
             [Some(Answer::Accepted)] => Ending::Accepted.into(),

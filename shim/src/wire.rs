@@ -1,9 +1,9 @@
-//! What worker and shim say to each other: lines of text over a unix socket, each ended by a newline.
+//! The messages between worker and shim: lines of text over a unix socket, each ended by a newline.
 //!
-//! The worker asks for one file at a time. Each `file` is answered by exactly one `done` or `unusable`. The end of the
-//! stream is a message too: the other side is gone.
+//! The worker asks for one file at a time. The shim answers each `file` with exactly one `done` or
+//! `unusable`. The end of the stream is a message too: the other side is gone.
 //!
-//! `Display` and `FromStr` are without the newline.
+//! `Display` and `FromStr` omit the newline.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::text::one_line;
 /// No line is longer: a text of [`TEXT_BYTES_MAX`] grows at most sixfold when it is escaped.
 pub const LINE_BYTES_MAX: usize = 8 * 1024;
 
-/// What fits into a pod's and a run's status beside everything else.
+/// Short enough to fit into the status of a pod and of a run beside everything else.
 pub const TEXT_BYTES_MAX: usize = 1_024;
 
 /// What has been asked to end after its timeout gets this long to save what is worth saving, and is killed then.
@@ -35,7 +35,7 @@ const VERSION: &str = "1";
 pub enum Request {
     /// The workspace holds the next file: process it.
     File {
-        /// End it after this long; `None` is never.
+        /// End the file after this long; `None` means no limit.
         timeout: Option<Duration>,
     },
     /// End the current file's processes: another filter failed.
@@ -56,14 +56,14 @@ pub enum Message {
 /// How one file ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// How its process ended, or what it answered.
+    /// How its process ended, or how it answered.
     pub ending: Ending,
     /// User and system time of every process of the file.
     pub cpu: Duration,
-    /// The largest resident set, in KiB, of any process so far. An upper bound for this file, because the kernel keeps
-    /// one maximum for all children.
+    /// The largest resident set, in KiB, of any process so far: an upper bound for this file, because the
+    /// kernel keeps one maximum for all children.
     pub peak_memory_kib: u64,
-    /// Whether the kernel killed a process of this container for lack of memory meanwhile.
+    /// Whether the kernel killed a process of this container for lack of memory during the file.
     pub oom_killed: bool,
     /// Whether the container had been asked to terminate: a failure may then be a disruption.
     pub after_term: bool,
@@ -71,16 +71,16 @@ pub struct Done {
     pub text: String,
 }
 
-/// How a file's process ended, or what it answered. The last three are only for `Lines`.
+/// How a file's process ended, or how it answered. The last three occur only with `Lines`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// It exited with this code.
     Exited(i32),
-    /// This signal ended it; 0 is any of the real-time signals.
+    /// This signal ended it; 0 stands for any of the real-time signals.
     Signaled(i32),
     /// It did not end in time.
     TimedOut,
-    /// The worker asked for it to be stopped.
+    /// The worker asked to stop it.
     Stopped,
     /// It answered `ok`.
     Accepted,
@@ -89,11 +89,11 @@ pub enum Ending {
         /// Whether another attempt may succeed.
         retry: bool,
     },
-    /// Its answer is not one, it answered twice, or it exited with 0 without an answer.
+    /// Its answer is invalid, it answered twice, or it exited with 0 without an answer.
     BadAnswer,
 }
 
-/// A line that is none of ours.
+/// A line that does not belong to the protocol.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unreadable {
     line: String,
@@ -110,7 +110,7 @@ impl std::error::Error for Unreadable {}
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // 0 means never, so that a timeout below a millisecond is rounded up.
+            // 0 means no limit, so a timeout below a millisecond is rounded up.
             Self::File { timeout: Some(timeout) } => write!(f, "file {}", timeout.as_millis().max(1)),
             Self::File { timeout: None } => f.write_str("file 0"),
             Self::Stop => f.write_str("stop"),

@@ -11,7 +11,7 @@ use crate::{files::read_small, results::share, text::beginning, wire::TEXT_BYTES
 
 pub(crate) struct Workspace {
     root: PathBuf,
-    /// The file and what is known of it, from the worker.
+    /// The file, and the worker's information about it.
     input: PathBuf,
     source: PathBuf,
     attempt: PathBuf,
@@ -31,12 +31,12 @@ impl Workspace {
         }
     }
 
-    /// Where the current file came from; empty if that cannot be read.
+    /// The origin of the current file; empty if it cannot be read.
     pub(crate) fn source(&self) -> String {
         read_small(&self.source).unwrap_or_default()
     }
 
-    /// The line by which a `Lines` filter learns of the current file.
+    /// The line that tells a `Lines` filter about the current file.
     pub(crate) fn file_line(&self, source: &str) -> String {
         let attempt = read_small(&self.attempt).ok();
         let attempt: u64 = attempt.and_then(|text| text.trim().parse().ok()).unwrap_or(1);
@@ -56,15 +56,16 @@ impl Workspace {
         }
     }
 
-    /// Whether this is a file of the worker's own. A folder in its place is not, and may have to be opened.
+    /// Whether this is one of the worker's own files. A folder in its place is not, and may have to be
+    /// opened.
     fn is_input(&self, entry: &DirEntry) -> bool {
         entry.file_type().is_ok_and(|kind| kind.is_file())
             && [&self.input, &self.source, &self.attempt].contains(&&entry.path())
     }
 
-    /// What the filter wrote to its termination log, which is empty afterwards.
+    /// Takes the text that the filter wrote to its termination log, and empties the log.
     pub(crate) fn take_termination_text(&self) -> Option<String> {
-        // Only a file: a read from a pipe may never return.
+        // Read only a regular file: reading a pipe may never return.
         fs::metadata(&self.termination_log).ok().filter(|found| found.is_file() && found.len() > 0)?;
         let log = OpenOptions::new().read(true).write(true).open(&self.termination_log).ok()?;
         let mut bytes = Vec::new();
@@ -76,7 +77,7 @@ impl Workspace {
         Some(beginning(text.trim()).to_owned()).filter(|text| !text.is_empty())
     }
 
-    /// Explains why this container ended; the last word is ours unless the filter had one.
+    /// Explains why this container ended, unless the filter has already written its own explanation.
     pub(crate) fn write_termination_text(&self, text: &str) {
         let is_empty =
             fs::metadata(&self.termination_log).is_ok_and(|found| found.is_file() && found.len() == 0);

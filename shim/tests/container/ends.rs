@@ -1,4 +1,4 @@
-//! How a file ends, and how the shim does.
+//! How a file ends, and how the shim ends.
 
 use std::{
     fs,

@@ -14,7 +14,7 @@ fn environment_and_working_directory_are_the_containers() {
     assert_eq!(folder, "/usr");
     let names: BTreeSet<&str> =
         environment.split('|').filter_map(|pair| pair.split_once('=')).map(|pair| pair.0).collect();
-    // `unshare` runs a shell before the shim, which exports where it is.
+    // `unshare` runs a shell before the shim, and the shell exports its folder.
     let expected = BTreeSet::from(["MODEL", "PATH", "PWD", "TMPDIR"]);
     assert_eq!(names, expected, "{environment}");
     assert!(environment.contains("MODEL=two words\\nand lines"), "{environment}");
@@ -33,7 +33,7 @@ fn signals_have_their_defaults() {
     let (_, log) = worker.leave();
     for name in ["SigBlk", "SigIgn", "SigCgt"] {
         let set = log.lines().find_map(|line| line.strip_prefix(&format!("{name}:\t"))).unwrap();
-        // The C library keeps signals 32 and 33 for itself.
+        // The C library reserves signals 32 and 33 for itself.
         let set = u64::from_str_radix(set, 16).unwrap() & 0x7fff_ffff;
         assert_eq!(set, 0, "{name}");
     }

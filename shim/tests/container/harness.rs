@@ -24,17 +24,17 @@ use nix::{
 use shim::wire::{Done, Message, Request};
 use tempfile::TempDir;
 
-/// Far more than anything here takes, on a machine that is busy with other things.
+/// Far longer than anything here takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Puts the test's folder at /srv, its `tmp` at /tmp, and becomes the shim. Mounts of programs come first: they may be
-/// below /tmp.
+/// Mounts the test's folder at /srv and its `tmp` at /tmp, and becomes the shim. Mounts of programs come
+/// first, because they may be below /tmp.
 const ENTER: &str = r#"mount --bind "$1" "$0/shim" && mount --rbind "$0" /srv && mount --bind /srv/tmp /tmp && shift && exec "$@""#;
 
-/// What the filter of most tests is: it runs the file.
+/// The filter of most tests: it runs the file.
 pub const RUN_INPUT: &[&str] = &["sh", "/srv/ws/input"];
 
-/// A container that is not started yet.
+/// A container that has not started yet.
 pub struct Container {
     pub folder: TempDir,
     options: Vec<String>,
@@ -45,7 +45,7 @@ pub struct Container {
     is_log_read: bool,
 }
 
-/// A shim that runs.
+/// A running shim.
 pub struct Running {
     pub folder: TempDir,
     process: Child,
@@ -53,7 +53,7 @@ pub struct Running {
     readers: Vec<JoinHandle<()>>,
 }
 
-/// A shim that runs, with a connection to it.
+/// A running shim, with a connection to it.
 pub struct Worker {
     pub running: Running,
     link: BufReader<UnixStream>,
@@ -97,7 +97,7 @@ impl Container {
         self
     }
 
-    /// Runs shim and filter as another user than root.
+    /// Runs shim and filter as a user other than root.
     pub fn user(mut self, user: u32) -> Self {
         for name in ["", "tmp", "ws", "ws/out", "ws/out/detect", "log"] {
             fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o777)).unwrap();
@@ -106,13 +106,13 @@ impl Container {
         self
     }
 
-    /// Leaves the shim a child of `unshare`, as it would be in a pod that shares its processes.
+    /// Leaves the shim a child of `unshare`, as in a pod that shares its processes.
     pub fn not_as_init(mut self) -> Self {
         self.is_init = false;
         self
     }
 
-    /// Leaves the container's log to fill up.
+    /// Leaves the container's log unread, so that it fills up.
     pub fn without_log_reader(mut self) -> Self {
         self.is_log_read = false;
         self
@@ -122,7 +122,7 @@ impl Container {
         self.folder.path().join(name)
     }
 
-    /// Starts the shim; its worker may come later.
+    /// Starts the shim; its worker may connect later.
     pub fn start(self) -> Running {
         let mut unshare = Command::new("unshare");
         unshare.args(["--mount", "--kill-child"]);
@@ -133,7 +133,7 @@ impl Container {
         if self.user != 0 {
             let user = self.user.to_string();
             unshare.args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"]);
-            // A change of the user undoes `--kill-child`.
+            // A change of user undoes `--kill-child`.
             unshare.args(["--pdeathsig", "KILL"]);
         }
         unshare.args([
@@ -169,7 +169,7 @@ impl Container {
     /// Starts the shim, and waits for its first message.
     pub fn connect(self) -> (Worker, Message) {
         let listener = UnixListener::bind(self.path("socket")).unwrap();
-        // As the worker has it: it does not know the filter's user.
+        // As the worker does, which does not know the filter's user.
         fs::set_permissions(self.path("socket"), fs::Permissions::from_mode(0o666)).unwrap();
         let running = self.option("--socket").option("/srv/socket").start();
         Worker::accept(running, &listener)
@@ -185,13 +185,13 @@ impl Worker {
         (worker, message)
     }
 
-    /// Has a file processed.
+    /// Processes a file.
     pub fn process(&mut self, script: &str) -> Done {
         self.begin(script);
         self.done()
     }
 
-    /// Has a file processed within a time.
+    /// Processes a file, with a time limit.
     pub fn process_within(&mut self, timeout: Duration, script: &str) -> Done {
         self.running.input(script);
         self.send(&Request::File { timeout: Some(timeout) });
@@ -232,7 +232,7 @@ impl Worker {
         assert_eq!(self.link.read_line(&mut line).unwrap(), 0, "{line}");
     }
 
-    /// Closes the connection as the end of the worker would; gives how the shim ended, and its whole log.
+    /// Closes the connection, as the end of the worker would; returns how the shim ended, and its whole log.
     pub fn leave(self) -> (ExitStatus, String) {
         drop(self.link);
         self.running.finish()
@@ -246,20 +246,21 @@ impl Running {
 
     /// Puts a file into the workspace.
     pub fn input(&self, script: &str) {
-        // As the worker does: a process of the last file may still read that.
+        // As the worker does: a process of the last file may still be reading that one.
         fs::write(self.path("next"), script).unwrap();
         fs::rename(self.path("next"), self.path("ws/input")).unwrap();
         fs::write(self.path("ws/input.source_uri"), "s3://videos/day 1.mp4").unwrap();
         fs::write(self.path("ws/input.attempt"), "2").unwrap();
     }
 
-    /// The shim's pid here, outside.
+    /// The shim's pid outside the container.
     pub fn shim(&self) -> Pid {
         let unshare = self.process.id();
         only_child(unshare.cast_signed())
     }
 
-    /// Waits until the mounts are done and the shim runs. It blocks SIGTERM then, before it looks for the worker.
+    /// Waits until the mounts are done and the shim runs, which blocks SIGTERM before it looks for the
+    /// worker.
     pub fn wait_for_exec(&self) {
         let unshare = self.process.id();
         let is_blocked = |shim: &str| {
@@ -289,7 +290,7 @@ impl Running {
         self.log.reads.load(Ordering::Relaxed)
     }
 
-    /// Waits until the end of the log holds a text.
+    /// Waits until the end of the log contains a text.
     pub fn wait_for_log(&self, text: &str) {
         let bytes = self.log.bytes.lock().unwrap();
         let end =
@@ -307,12 +308,12 @@ impl Running {
         assert!(!waited.timed_out(), "{} bytes, not {length}", bytes.len());
     }
 
-    /// Waits for the end of the shim; gives its whole log too.
+    /// Waits for the end of the shim; also returns its whole log.
     pub fn finish(mut self) -> (ExitStatus, String) {
         self.wait()
     }
 
-    /// The same, and keeps its folder.
+    /// Does the same, and keeps its folder.
     pub fn wait(&mut self) -> (ExitStatus, String) {
         let status = self.process.wait().unwrap();
         self.readers.drain(..).for_each(|reader| reader.join().unwrap());
@@ -322,7 +323,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // With `unshare` ends its child, and with that everything in the container.
+        // `unshare` takes its child with it, and so everything in the container.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! What a file leaves behind is gone before the next.
+//! Whatever a file leaves behind is gone before the next file.
 
 use std::{
     fs::{self, OpenOptions},
@@ -11,7 +11,7 @@ use shim::wire::Ending;
 
 use crate::harness::{Container, RUN_INPUT, only_child};
 
-/// Daemons of every kind: in the background, in a session of its own, orphaned, deaf to signals, and as zombies.
+/// Daemons of every kind: in the background, in their own session, orphaned, ignoring signals, and zombies.
 const DAEMONS: &str = "
     sleep 1000 &
     setsid sleep 1000 &

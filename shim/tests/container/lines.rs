@@ -10,7 +10,7 @@ use shim::wire::{Ending, TEXT_BYTES_MAX};
 
 use crate::harness::{Container, Worker};
 
-/// Runs each file as a part of the one process, in which `$line` is what the shim wrote.
+/// Runs each file as part of one process, in which `$line` is the shim's line.
 const LOOP: &[&str] = &["sh", "-c", "while read -r line; do . /srv/ws/input; done"];
 
 const OK: &str = "echo '::openfilter::{\"ok\":true}'";
@@ -19,7 +19,7 @@ fn serve() -> Worker {
     Container::new(LOOP).option("--lines").serve()
 }
 
-/// The pid of the process, within its container.
+/// The pid of the process within its container.
 fn pid(worker: &mut Worker) -> String {
     assert_eq!(worker.process(&format!("echo $$ >/srv/ws/out/detect/pid; {OK}")).ending, Ending::Accepted);
     fs::read_to_string(worker.running.path("ws/out/detect/pid")).unwrap()
@@ -142,7 +142,7 @@ fn an_answer_right_before_the_end_counts() {
 fn a_process_that_dies_before_it_reads_a_file_fails_none() {
     let mut worker = serve();
     mkfifo(&worker.running.path("ws/go"), Mode::S_IRWXU).unwrap();
-    // It answers, and its end waits until the next file is there.
+    // It answers, but ends only when the next file is there.
     assert_eq!(worker.process(&format!("{OK}; read x </srv/ws/go; exit 7")).ending, Ending::Accepted);
     worker.begin(OK);
     worker.running.wait_for_log("end ok\n::openfilter:: begin");

@@ -1,7 +1,8 @@
-//! The shim with real processes, as pid 1 of a container: namespaces of its own for processes and mounts, and a `/tmp`
-//! of its own. Needs root.
+//! Tests the shim with real processes, as pid 1 of a container with its own process and mount namespaces and
+//! its own `/tmp`. Needs root.
 //!
-//! The filter of most tests is a shell that runs the file itself, so that each file says what its process does.
+//! The filter of most tests is a shell that runs the file itself, so that each file determines what its
+//! process does.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on has failed")]
 
 mod ends;

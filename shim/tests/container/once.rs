@@ -12,10 +12,10 @@ fn start(script: &str) -> Running {
     container.start()
 }
 
-/// Exit code, termination log and log.
+/// Returns the exit code, the termination log and the log.
 fn run(script: &str) -> (i32, String, String) {
     let running = start(script);
-    // A descriptor of the file outlives the folder.
+    // An open descriptor outlives the folder.
     let mut termination = fs::File::open(running.path("log")).unwrap();
     let (status, log) = running.finish();
     let mut text = String::new();

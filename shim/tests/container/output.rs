@@ -1,4 +1,4 @@
-//! The filter's output: in the log, and its end in the result.
+//! The filter's output: all of it in the log, and its end in the report.
 
 use std::{
     fs, thread,
@@ -22,7 +22,7 @@ fn the_log_shows_which_file_wrote_what() {
     assert_eq!(log, expected);
 }
 
-/// Each read costs the container runtime more than the shim takes for its write.
+/// Each read costs the container runtime more than the shim's write costs the shim.
 #[test]
 fn a_file_without_output_is_one_write() {
     const FILES: usize = 20;
@@ -30,7 +30,7 @@ fn a_file_without_output_is_one_write() {
     let mut worker = Container::new(RUN_INPUT).serve();
     for files in 1..=FILES {
         worker.process("exit 3");
-        // Before the next, so that a slow reader does not make one read of two files.
+        // Wait before the next file, so that a slow reader does not read two files at once.
         worker.running.wait_for_log_length(files * file.len());
     }
     let reads = worker.running.log_reads();
@@ -53,7 +53,7 @@ fn a_file_is_named_before_its_output_and_in_the_same_write() {
     assert!(log.ends_with("one\ntwo\n::openfilter:: end exit:0\n"), "{log}");
 }
 
-/// Two pipes lead to the log, and each has a reader of its own.
+/// Two pipes lead to the log, and each has its own reader.
 #[test]
 fn a_file_that_writes_to_stderr_alone_is_named_there() {
     let mut worker = Container::new(RUN_INPUT).serve();

@@ -1,4 +1,5 @@
-//! The sample filters that speak `Lines`, with real processes: in a pod that processes many files, and in one for each file.
+//! The sample filters that speak `Lines`, with real processes: in a pod that processes many files, and in a
+//! pod for each file.
 
 use std::{
     env, fs,
@@ -10,15 +11,15 @@ use shim::wire::Ending;
 
 use crate::harness::{Container, Running};
 
-/// A sample, and what it makes of files.
+/// A sample filter, and its results.
 struct Sample {
     program: PathBuf,
-    /// How it is started where its program is `/srv/sample`.
+    /// Its command, if the program is `/srv/sample`.
     command: &'static [&'static str],
     good: &'static str,
-    /// The file that it writes for a good one, and what is in it.
+    /// The file that it writes for a good input, and its content.
     result: (&'static str, &'static str),
-    /// A file that it can never process, and its reason.
+    /// An input that it can never process, and its reason.
     bad: (&'static str, &'static str),
 }
 
@@ -44,8 +45,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// A program of another package, which cargo does not build for this suite. Features are those of the whole workspace, so
-/// that most of it is compiled already.
+/// A program of another package, which cargo does not build for this suite. It uses the features of the whole
+/// workspace, so that most of it is already compiled.
 fn built(name: &str) -> PathBuf {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut build = Command::new(cargo);
@@ -61,7 +62,7 @@ impl Sample {
         container
     }
 
-    /// One file in a pod of its own; gives the exit code too.
+    /// Processes one file in a pod of its own; also returns the exit code.
     fn run_once(&self, container: Container, input: &str) -> (Running, i32) {
         fs::write(container.path("ws/input"), input).unwrap();
         let mut running = container.option("--once").start();
@@ -70,7 +71,7 @@ impl Sample {
     }
 }
 
-/// As if the workspace could not be written to.
+/// Makes the workspace behave as if it were not writable.
 fn break_results(of: &Path) {
     fs::remove_dir(of).unwrap();
     fs::write(of, "").unwrap();

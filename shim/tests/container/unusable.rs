@@ -1,4 +1,4 @@
-//! A command that cannot be executed is the run's problem, and never a file's.
+//! A command that cannot be executed is a problem of the run, never of a file.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use shim::wire::Message;
 
 use crate::harness::{Container, Worker};
 
-/// Far from any of ours.
+/// An architecture far from any of ours.
 const FOREIGN_ELF: &[u8] = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\xf3\xff\x01\0\0\0";
 
 fn write(path: &Path, content: &[u8], mode: u32) {
@@ -51,7 +51,7 @@ fn a_program_of_the_wrong_format_is_found_at_the_first_file() {
     for (content, named) in [
         (FOREIGN_ELF, "another architecture"),
         (b"echo a script without a first line\n", "without `#!`"),
-        (b"#!/no/such/interpreter\n", "interprets or loads it is missing"),
+        (b"#!/no/such/interpreter\n", "its interpreter or loader is missing"),
     ] {
         let container = Container::new(&["/srv/ws/tool"]);
         write(&container.path("ws/tool"), content, 0o755);
@@ -71,7 +71,7 @@ fn a_program_that_vanishes_between_files_blames_no_file() {
     fs::remove_file(worker.running.path("ws/tool")).unwrap();
     worker.begin("");
     let message = worker.receive();
-    assert_unusable(worker, message, "it has gone");
+    assert_unusable(worker, message, "it is gone");
 }
 
 #[test]
