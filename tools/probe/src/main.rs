@@ -1,13 +1,13 @@
-//! A filter that does, and fails, on command: what the suites run when they do not care about the work.
+//! A filter that succeeds or fails on command; suites run it when the work itself does not matter.
 //!
 //! ```text
 //! probe copy               copies the input to its output
-//! probe fail-on-marker     as copy, but fails on a file that contains "FAIL-HERE"
+//! probe fail-on-marker     copies, but fails on a file that contains "FAIL-HERE"
 //! probe fail-times N       fails in the first N attempts of a file, then copies
 //! probe sleep SECONDS      waits, then copies
 //! probe exit CODE          ends with this code
-//! probe eat-memory         takes memory until it is killed
-//! probe obey               does what the first line of the file says, in the words above
+//! probe eat-memory         allocates memory until it is killed
+//! probe obey               runs the command in the first line of the file
 //! ```
 
 use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, thread, time::Duration};
@@ -74,7 +74,7 @@ fn copy() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The number of this attempt, counted from 1; a file nobody counts is in its first.
+/// The number of this attempt, counted from 1; without a counter it is the first.
 fn attempt() -> u32 {
     let file = env::var("OPENFILTER_ATTEMPT_FILE").unwrap_or_else(|_| "/ws/input.attempt".to_owned());
     fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(1)
@@ -83,8 +83,8 @@ fn attempt() -> u32 {
 fn eat_memory() -> Result<ExitCode, Box<dyn Error>> {
     let mut eaten: Vec<Vec<u8>> = Vec::new();
     loop {
-        // Written, not only reserved: untouched memory costs nothing. Bit by bit: a container that is killed in its first
-        // moment is not always said to be out of memory.
+        // Write to the memory, because untouched memory costs nothing. Allocate it in small pieces, because a
+        // container that is killed in its first moment is not always reported as out of memory.
         eaten.push(vec![1; 1 << 20]);
         std::hint::black_box(&eaten);
         thread::sleep(Duration::from_millis(20));

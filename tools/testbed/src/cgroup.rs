@@ -1,8 +1,8 @@
-//! The cgroups of the testbed: how its processes are told from everybody else's.
+//! The cgroups of the testbed, which distinguish its processes from all others.
 //!
-//! Every process is started inside `openfilter-testbed/<part>` and its children are born there; containers are put
-//! below `openfilter-testbed/<node>` by the kubelet. Whoever is in there is ours, so that a crash that lost every
-//! record, or a process that was never recorded, still ends with `down`, and nobody else's process ever does.
+//! Every process starts inside `openfilter-testbed/<part>`, and so do its children; the kubelet puts
+//! containers below `openfilter-testbed/<node>`. Every process in there is ours. So `down` ends even
+//! processes that were never recorded, or whose record a crash lost, and never ends anyone else's.
 
 use std::{
     fs,
@@ -17,15 +17,15 @@ use crate::{
     paths,
 };
 
-/// The folder of all cgroups of the testbed, in every hierarchy.
+/// The root of the testbed's cgroups, in every hierarchy.
 pub(crate) const ROOT: &str = "openfilter-testbed";
 
-/// The controllers that a kubelet wants, of those that the machine has.
+/// The controllers that a kubelet uses if the machine has them.
 const CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "pids", "hugetlb"];
-/// Those without which it does not start.
+/// The controllers without which a kubelet does not start.
 const NEEDED: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 
-/// The kernel ends a killed process within milliseconds, unless it is stuck in the disk.
+/// The kernel ends a killed process within milliseconds, unless it is stuck in disk I/O.
 pub(crate) const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Every mounted hierarchy: one on a machine with cgroup v2, one per controller with v1.
@@ -44,7 +44,7 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The hierarchy that is used to find processes.
+/// The hierarchy in which to look for processes.
 fn tracking() -> Result<PathBuf> {
     let all = hierarchies()?;
     let pids = all.iter().find(|path| path.ends_with("pids"));
@@ -53,7 +53,8 @@ fn tracking() -> Result<PathBuf> {
         .ok_or_else(|| Error::Refused("no cgroup hierarchy is mounted under /sys/fs/cgroup".to_owned()))
 }
 
-/// Makes the cgroup `part` (a node or the control plane) in every hierarchy; the kubelet does not make its root.
+/// Creates the cgroup `part` (a node or the control plane) in every hierarchy, because the kubelet does not
+/// create its root.
 pub(crate) fn make(part: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let mut folder = hierarchy.clone();
@@ -64,7 +65,7 @@ pub(crate) fn make(part: &str) -> Result<()> {
             let parent = folder.clone();
             folder.push(name);
             paths::make_dir(&folder)?;
-            // v1: a fresh cpuset has no CPUs, and refuses every process until it has some.
+            // v1: a new cpuset has no CPUs, and refuses every process until it has some.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 if parent.join(file).is_file() && !is_v2(&folder) {
                     paths::write(folder.join(file), paths::read(parent.join(file))?)?;
@@ -86,7 +87,7 @@ pub(crate) fn make(part: &str) -> Result<()> {
             )));
         }
     }
-    // v2 allows processes only in leaves, and the kubelet makes children of a node's folder.
+    // v2 allows processes only in leaves, and the kubelet creates children in a node's folder.
     paths::make_dir(folder.join("system"))
 }
 
@@ -98,14 +99,14 @@ fn controllers(folder: &Path) -> Result<Vec<String>> {
     Ok(paths::read(folder.join("cgroup.controllers"))?.split_whitespace().map(str::to_owned).collect())
 }
 
-/// What a kubelet would miss in a cgroup, on a machine whose root has these controllers.
+/// The controllers that a kubelet would miss in a cgroup, on a machine whose root has these.
 fn lacking(root: &[String], part: &[String]) -> Vec<&'static str> {
     let has = |all: &[String], name: &str| all.iter().any(|one| one == name);
     let wanted = CONTROLLERS.into_iter().filter(|name| NEEDED.contains(name) || has(root, name));
     wanted.filter(|name| !has(part, name)).collect()
 }
 
-/// v2: children get the controllers that their parent hands down. What is refused here is missed in [`make`].
+/// v2: delegates the controllers of a cgroup to its children. [`make`] notices those that are refused here.
 fn delegate(folder: &Path) -> Result<()> {
     let there = controllers(folder)?;
     for controller in CONTROLLERS.iter().filter(|name| there.iter().any(|one| one == *name)) {
@@ -114,7 +115,7 @@ fn delegate(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// v2: the controllers that the machine's root hands to its children.
+/// v2: the controllers that the machine's root delegates to its children.
 pub(crate) fn handed_down() -> Result<Vec<String>> {
     let root = tracking()?;
     if !is_v2(&root) {
@@ -124,7 +125,8 @@ pub(crate) fn handed_down() -> Result<Vec<String>> {
     Ok(listed.split_whitespace().map(str::to_owned).collect())
 }
 
-/// v2: takes back what the root handed down only for the testbed. One that somebody else uses by now stays.
+/// v2: takes back the controllers that the root delegated only for the testbed. One that something else uses
+/// by now stays.
 pub(crate) fn restore(before: &[String]) {
     let (Ok(root), Ok(now)) = (tracking(), handed_down()) else { return };
     for controller in now.iter().filter(|name| !before.contains(name)) {
@@ -132,12 +134,12 @@ pub(crate) fn restore(before: &[String]) {
     }
 }
 
-/// The file that a process of `part` writes its pid to before it becomes what it is.
+/// The file to which a process of `part` writes its pid before it execs its program.
 pub(crate) fn entry(part: &str) -> Result<PathBuf> {
     Ok(tracking()?.join(ROOT).join(part).join("system/cgroup.procs"))
 }
 
-/// The processes of one part, or with "" of the whole testbed, its containers included.
+/// The processes of one part including its containers, or with "" those of the whole testbed.
 pub(crate) fn processes(part: &str) -> Result<Vec<u32>> {
     let mut pids = Vec::new();
     for folder in folders(&tracking()?.join(ROOT).join(part)) {
@@ -147,7 +149,7 @@ pub(crate) fn processes(part: &str) -> Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// The processes of one container, by the id in its pod's status, on whatever node it is.
+/// The processes of one container on any node, by the id in its pod's status.
 pub(crate) fn container_processes(container: &str) -> Result<Vec<u32>> {
     let all = folders(&tracking()?.join(ROOT));
     let own = all.iter().filter(|folder| folder.file_name().is_some_and(|name| name == container));
@@ -167,7 +169,7 @@ pub(crate) fn kill(part: &str) -> Result<()> {
         }
         if Instant::now() > deadline {
             return Err(Error::Refused(format!(
-                "processes {pids:?} of {ROOT}/{part} do not end when killed"
+                "processes {pids:?} of {ROOT}/{part} still run after SIGKILL"
             )));
         }
         signal("KILL", &pids);
@@ -175,7 +177,7 @@ pub(crate) fn kill(part: &str) -> Result<()> {
     }
 }
 
-/// Sends a signal; a process that has just ended is not an error.
+/// Sends a signal, and ignores a process that has just ended.
 pub(crate) fn signal(name: &str, pids: &[u32]) {
     let words: Vec<String> = ["kill", "-s", name]
         .iter()
@@ -185,13 +187,13 @@ pub(crate) fn signal(name: &str, pids: &[u32]) {
     let _ = command::run("signal a process", &words);
 }
 
-/// Removes a part's cgroups, or with "" all of them. Its processes must be gone.
+/// Removes a part's cgroups, or with "" all of them. Their processes must be gone.
 pub(crate) fn remove(part: &str) -> Result<()> {
     for hierarchy in hierarchies()? {
         let mut all = folders(&hierarchy.join(ROOT).join(part));
         all.reverse(); // children first
         for folder in all {
-            // The kernel lets go of a dead process's cgroup a moment after the process.
+            // The kernel releases a dead process's cgroup a moment after the process.
             let deadline = Instant::now() + KILL_TIMEOUT;
             while let Err(error) = fs::remove_dir(&folder) {
                 if error.kind() == std::io::ErrorKind::NotFound {
@@ -212,7 +214,7 @@ pub(crate) fn leftovers() -> Result<Vec<PathBuf>> {
     Ok(hierarchies()?.iter().flat_map(|hierarchy| folders(&hierarchy.join(ROOT))).collect())
 }
 
-/// A folder and all below it, parents first; nothing when it does not exist.
+/// A folder and all folders below it, parents first; empty if it does not exist.
 fn folders(top: &Path) -> Vec<PathBuf> {
     if !top.is_dir() {
         return Vec::new();

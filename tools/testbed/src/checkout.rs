@@ -1,4 +1,4 @@
-//! The checkout as git sees it, for tests that need another one: a clone, or the commit before.
+//! The checkout as git sees it, for tests that need another version: a clone, or the previous commit.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use crate::{
     paths::{self, Paths},
 };
 
-/// Git in the checkout, whoever owns that: a machine of CI may have made it for us.
+/// Runs git in the checkout, whoever owns it: in CI, another user may have created it.
 pub fn git(paths: &Paths) -> Result<Command> {
     let config = paths.state().join("gitconfig");
     paths::write(&config, "[safe]\n  directory = *\n")?;

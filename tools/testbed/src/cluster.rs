@@ -1,4 +1,4 @@
-//! Up, down and status: the order in which the parts of a cluster come and go.
+//! Up, down and status: the order in which a cluster's parts start and stop.
 
 use std::{
     fs,
@@ -27,11 +27,11 @@ use crate::{
     traces,
 };
 
-/// The API server answers within seconds; a machine that compiles at the same time needs more.
+/// The API server answers within seconds; a machine that is also compiling needs more.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The Debian packages of the programs that the testbed calls. Where a program of the package's name, or of the name
-/// after the colon, is there already, whoever brought it, the package is not installed.
+/// The Debian packages of the programs that the testbed calls. A package is not installed if the program of
+/// its name, or of the name after the colon, already exists, wherever it came from.
 const PACKAGES: [&str; 10] = [
     "containerd",
     "runc",
@@ -40,18 +40,18 @@ const PACKAGES: [&str; 10] = [
     "nftables",
     "conntrack",
     "util-linux",
-    // Any busybox: an image takes the libraries of its program along.
+    // Any busybox will do: an image includes the libraries of its program.
     "busybox-static:busybox",
     "valkey-server",
     "procps",
 ];
 
-/// What `up` did.
+/// The result of `up`.
 #[derive(Debug)]
 pub enum Up {
     /// A cluster was started.
     Started(Record),
-    /// One was there already, and nothing was changed.
+    /// A cluster was already up, and is unchanged.
     Already(Record),
 }
 
@@ -63,16 +63,16 @@ impl Up {
     }
 }
 
-/// Whose cluster `down` may take down while it runs. One that crashed is anybody's.
+/// Whose cluster `down` may take down while it runs. A crashed one may always be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
-    /// This checkout's, that of its clone for the test of README.md, or one whose checkout is gone.
+    /// One of this checkout, of its clone for the README test, or of a checkout that no longer exists.
     Ours,
-    /// The one that is there.
+    /// Any cluster.
     Anyone,
 }
 
-/// Starts a cluster, unless this checkout's is up already.
+/// Starts a cluster, unless this checkout's is already up.
 pub async fn up(paths: &Paths, nodes: u8, kwok: u32) -> Result<Up> {
     check_nodes(nodes)?;
     let _lock = state::lock()?;
@@ -86,7 +86,7 @@ fn check_nodes(nodes: u8) -> Result<()> {
     Err(Error::Refused(format!("a cluster has 1 to {} nodes, not {nodes}", network::NODES_MAX)))
 }
 
-/// As [`up`], but a cluster with fewer nodes is replaced, and nodes that were killed are started again.
+/// Does the same, but replaces a cluster with fewer nodes, and starts killed nodes again.
 pub(crate) async fn up_at_least(paths: &Paths, nodes: u8) -> Result<Record> {
     check_nodes(nodes)?;
     let _lock = state::lock()?;
@@ -99,7 +99,7 @@ pub(crate) async fn up_at_least(paths: &Paths, nodes: u8) -> Result<Record> {
         up => up.into_record(),
     };
     let all: Vec<Node> = (1..=record.nodes).map(|number| Node::new(paths, number)).collect();
-    // A test that failed may have left a node dead: the next one should not pay for it.
+    // A failed test may have left a node dead, and the next test should not pay for that.
     let dead: Vec<&Node> = all.iter().filter(|node| !node.is_running()).collect();
     if !dead.is_empty() {
         let client = client(paths).await?;
@@ -113,14 +113,14 @@ async fn up_locked(paths: &Paths, nodes: u8, kwok: u32) -> Result<Up> {
     match &found {
         Found::Up(record) if record.root == paths.root => return Ok(Up::Already(record.clone())),
         Found::Up(record) if is_gone(record) => {
-            println!("removing the cluster of {}, which is gone ...", record.root.display())
+            println!("removing the cluster of {}, which no longer exists ...", record.root.display())
         }
         Found::Up(record) => return Err(another(record)),
-        Found::Stale(_) => println!("removing what an unfinished or crashed cluster left ..."),
+        Found::Stale(_) => println!("removing the remains of an unfinished or crashed cluster ..."),
         Found::Nothing => {}
     }
     install_packages(paths)?;
-    // After a reboot nothing is recorded in /run, and much may be left elsewhere.
+    // After a reboot /run holds no record, but much may be left elsewhere.
     let known = known(paths, found);
     if known == Known::Nothing {
         traces::refuse_other_kubelet()?;
@@ -163,7 +163,7 @@ async fn up_locked(paths: &Paths, nodes: u8, kwok: u32) -> Result<Up> {
     Ok(Up::Started(record.finish()?))
 }
 
-/// Whether nobody is left who could want it.
+/// Whether the cluster's checkout no longer exists, so that nobody can want it.
 fn is_gone(record: &Record) -> bool {
     !record.root.join("Makefile").exists()
 }
@@ -174,19 +174,20 @@ fn is_ours(paths: &Paths, record: &Record) -> bool {
 
 fn another(record: &Record) -> Error {
     Error::Refused(format!(
-        "a cluster of {} is up, and a machine has one at most: `testbed down` there, or `testbed down --any` here",
+        "a cluster of {} is up, and a machine can have only one: run `testbed down` there, or `testbed down --any` \
+         here",
         record.root.display()
     ))
 }
 
-/// What is known of a cluster that is not up, or is about to be taken down.
+/// What is known about a cluster that is not up, or is about to be taken down.
 #[derive(Debug, PartialEq, Eq)]
 enum Known {
     /// Its record.
     All(Record),
-    /// That there was one.
+    /// There was one, but its record is lost.
     Some,
-    /// Not even that.
+    /// Nothing, not even whether there was one.
     Nothing,
 }
 
@@ -210,24 +211,24 @@ fn known(paths: &Paths, found: Found) -> Known {
 fn install_packages(paths: &Paths) -> Result<()> {
     let script = paths.root.join("tools/packages.sh");
     let doing = || format!("install the packages with {}", script.display());
-    // Its output goes through: a first installation takes a while and says so.
+    // Its output is shown, because a first installation takes a while and reports progress.
     let status = Command::new(&script).args(PACKAGES).status().doing(doing)?;
     if status.success() {
         Ok(())
     } else {
-        Err(Error::Refused(format!("{}: it ended with {status}", doing())))
+        Err(Error::Refused(format!("cannot {}: it ended with {status}", doing())))
     }
 }
 
-/// Waits for the API server, starts what runs inside the cluster, and waits for that.
+/// Waits for the API server, starts the workloads inside the cluster, and waits for those.
 async fn wait(paths: &Paths, nodes: u8, kwok: u32) -> Result<()> {
     let client = client(paths).await?;
     eventually(paths, "the API server answers", START_TIMEOUT, async || {
         process::check(paths, "etcd")?;
         process::check(paths, control_plane::API_SERVER)?;
         let ready = http::Request::get("/readyz").body(Vec::new()).map_err(kube::Error::HttpError);
-        let ready = ready.doing(|| "ask the API server".to_owned())?;
-        client.request_text(ready).await.map(Some).doing(|| "ask the API server".to_owned())
+        let ready = ready.doing(|| "query the API server".to_owned())?;
+        client.request_text(ready).await.map(Some).doing(|| "query the API server".to_owned())
     })
     .await?;
     apply(paths, &paths::read(paths.testbed("manifests/dns.yaml"))?)?;
@@ -237,7 +238,7 @@ async fn wait(paths: &Paths, nodes: u8, kwok: u32) -> Result<()> {
     wait_for_nodes(paths, &client, usize::from(nodes) + kwok as usize).await?;
     let system: Api<Deployment> = Api::namespaced(client, "kube-system");
     eventually(paths, "cluster DNS is available", START_TIMEOUT, async || {
-        let dns = system.get("coredns").await.doing(|| "look at cluster DNS".to_owned())?;
+        let dns = system.get("coredns").await.doing(|| "read the state of cluster DNS".to_owned())?;
         Ok(dns.status.and_then(|status| status.available_replicas).filter(|available| *available > 0))
     })
     .await?;
@@ -257,7 +258,7 @@ pub(crate) async fn wait_for_nodes(paths: &Paths, client: &Client, count: usize)
     .await
 }
 
-/// Starts a killed node again and waits until it is Ready.
+/// Starts a killed node again, and waits until it is Ready.
 pub(crate) async fn restart(paths: &Paths, client: &Client, node: &Node) -> Result<()> {
     node.restart().await?;
     let (started, name) = (Instant::now(), &node.name);
@@ -266,8 +267,8 @@ pub(crate) async fn restart(paths: &Paths, client: &Client, node: &Node) -> Resu
         for program in node.programs() {
             process::check(paths, &program)?;
         }
-        let node = api.get(name).await.doing(|| format!("look at {name}"))?;
-        // A node that died a moment ago is still called Ready: its first news after the start count.
+        let node = api.get(name).await.doing(|| format!("read the state of {name}"))?;
+        // A node that died a moment ago is still Ready in the API: only heartbeats after the start count.
         let fresh = started.elapsed() > control_plane::NODE_GRACE || heard_since(&node, started);
         Ok((is_ready(&node) && fresh).then_some(()))
     })
@@ -283,7 +284,7 @@ fn heard_since(node: &ApiNode, since: Instant) -> bool {
     last.is_some_and(|time| SystemTime::from(time.0) > began)
 }
 
-/// Whether a node says that it is Ready.
+/// Whether a node reports that it is Ready.
 pub(crate) fn is_ready(node: &ApiNode) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
@@ -298,12 +299,12 @@ pub async fn client(paths: &Paths) -> Result<Client> {
         .await
         .map_err(invalid)
         .doing(doing)?;
-    Client::try_from(config).doing(|| "make a client".to_owned())
+    Client::try_from(config).doing(|| "create a client".to_owned())
 }
 
 /// Applies manifests with the administrator's rights.
 pub(crate) fn apply(paths: &Paths, manifests: &str) -> Result<()> {
-    // Tests apply the same manifests at the same time, each from a file of its own.
+    // Tests apply the same manifests concurrently, each from its own file.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let file = paths.state().join(format!("apply-{}-{number}.yaml", std::process::id()));
@@ -321,8 +322,8 @@ pub(crate) fn apply(paths: &Paths, manifests: &str) -> Result<()> {
     paths::remove(file)
 }
 
-/// Takes down the cluster of this machine; says whose it was. A running one of another checkout is refused, unless
-/// anyone's will do.
+/// Takes down the cluster of this machine, and returns its record. Refuses one of another checkout that runs,
+/// unless `whose` allows any.
 pub fn down(paths: &Paths, whose: Whose) -> Result<Option<Record>> {
     let _lock = state::lock()?;
     let found = state::find();
@@ -340,16 +341,17 @@ pub fn down(paths: &Paths, whose: Whose) -> Result<Option<Record>> {
     Ok(record)
 }
 
-/// Ends every process of this machine's cluster at once and changes nothing else, as a power cut would.
+/// Ends every process of this machine's cluster at once, as a power cut would, and changes nothing else.
 pub fn cut_power() -> Result<()> {
     cgroup::kill("")
 }
 
-/// Removes everything that [`leftovers`] would find. Nothing is assumed: each part may be there or not.
+/// Removes everything that [`leftovers`] would find. It assumes nothing: each part may exist or not.
 fn remove(paths: &Paths, known: &Known) -> Result<()> {
     let record = known.record();
     let owner = Paths { root: record.map_or_else(|| paths.root.clone(), |record| record.root.clone()) };
-    // Recorded first, by pid and start time; then whoever else was born in our cgroups: containers and their shims.
+    // Recorded processes first, by pid and start time; then everything else in our cgroups: containers and
+    // their shims.
     for name in process::recorded() {
         if let Some(running) = Running::find(&name) {
             running.stop(Duration::ZERO)?;
@@ -365,8 +367,8 @@ fn remove(paths: &Paths, known: &Known) -> Result<()> {
     if let Some(record) = record {
         record.restore_kernel();
     }
-    // The logs stay until the next start: they are what is left to read after a failed test. Images may have been
-    // built for the next one.
+    // The logs stay until the next start, because they are all there is to read after a failed test. Images
+    // may have been built for the next cluster.
     let kept = fs::read_dir(owner.state()).into_iter().flatten().flatten();
     for entry in kept.filter(|entry| entry.file_name() != "logs" && entry.file_name() != "images") {
         paths::remove(entry.path())?;
@@ -374,7 +376,7 @@ fn remove(paths: &Paths, known: &Known) -> Result<()> {
     paths::remove(RUN)?;
     match leftovers(&owner)?.as_slice() {
         [] => Ok(()),
-        left => Err(Error::Refused(format!("still there after `down`: {}", left.join(", ")))),
+        left => Err(Error::Refused(format!("still present after `down`: {}", left.join(", ")))),
     }
 }
 

@@ -4,22 +4,22 @@ use std::process::{Command, Stdio};
 
 use crate::error::{Doing, Error, Result};
 
-/// Enough of a failed program's output to see why, not so much that it hides the rest.
+/// Enough of a failed program's output to see the cause, without hiding the rest.
 const OUTPUT_TAIL: usize = 2_000;
 
-/// Runs `words` and returns what it printed; `doing` is the infinitive that an error starts with.
+/// Runs `words` and returns its output; `doing` is the infinitive at the start of an error.
 pub(crate) fn run<S: AsRef<str>>(doing: &str, words: &[S]) -> Result<String> {
     let mut command = Command::new(words[0].as_ref());
     command.args(words[1..].iter().map(AsRef::as_ref));
     finish(doing, &mut command)
 }
 
-/// As [`run`], for one line of words separated by spaces.
+/// Does the same for one line of words separated by spaces.
 pub(crate) fn run_line(doing: &str, line: &str) -> Result<String> {
     run(doing, &line.split_whitespace().collect::<Vec<_>>())
 }
 
-/// As [`run`], for a command with an environment or folder of its own.
+/// Does the same for a command with its own environment or folder.
 pub(crate) fn finish(doing: &str, command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().doing(|| format!("{doing} ({command:?})"))?;
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();

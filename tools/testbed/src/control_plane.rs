@@ -16,17 +16,17 @@ pub(crate) const PART: &str = "control-plane";
 /// The API server's name in records and logs.
 pub(crate) const API_SERVER: &str = "kube-apiserver";
 
-/// A loopback port that a real etcd of the machine would not use.
+/// A loopback port that a real etcd on the machine would not use.
 const ETCD: &str = "127.0.0.1:12379";
 const ETCD_PEER: &str = "127.0.0.1:12380";
 
-/// A node is NotReady when it was silent for this long. The kubelets here renew every second; seconds less, and a
-/// machine that compiles something at the same time looks dead.
+/// A node is NotReady after this long without a heartbeat. The kubelets here renew every second; with fewer
+/// seconds, a machine that is also compiling looks dead.
 pub const NODE_GRACE: Duration = Duration::from_secs(8);
-/// Pods of a node that is NotReady are replaced after this long.
+/// Pods of a NotReady node are replaced after this long.
 pub const EVICTION_DELAY: Duration = Duration::from_secs(2);
 
-/// Makes the certificates and kubeconfigs of the control plane and the administrator.
+/// Creates the certificates and kubeconfigs of the control plane and the administrator.
 pub(crate) fn credentials(paths: &Paths, authority: &Authority) -> Result<()> {
     let names = [
         "kubernetes",
@@ -41,7 +41,8 @@ pub(crate) fn credentials(paths: &Paths, authority: &Authority) -> Result<()> {
         &names,
         &[HOST_IP, API_SERVICE_IP],
     )?;
-    // etcd asks everybody for a certificate, itself included: whoever reads and writes there is the cluster's master.
+    // etcd requires a certificate from everyone, itself included: anyone who reads and writes there controls
+    // the cluster.
     authority.issue_file("etcd", "etcd", None, &[], &[Ipv4Addr::LOCALHOST])?;
     authority.service_accounts()?;
     authority.kubeconfig("controller-manager", "system:kube-controller-manager", None)?;
@@ -50,7 +51,7 @@ pub(crate) fn credentials(paths: &Paths, authority: &Authority) -> Result<()> {
     paths::write_private(paths.kubeconfig(), paths::read(admin)?)
 }
 
-/// Starts the control plane; it serves a few seconds later.
+/// Starts the control plane; it begins to serve a few seconds later.
 pub(crate) fn start(paths: &Paths) -> Result<()> {
     cgroup::make(PART)?;
     start_etcd(paths)?;
@@ -65,7 +66,7 @@ pub(crate) fn start(paths: &Paths) -> Result<()> {
         format!("--cluster-signing-key-file={}", pki.join("ca.key").display()),
         format!("--node-monitor-grace-period={grace}s"),
         "--node-monitor-period=1s".to_owned(),
-        // Every node that dies is acted on at once, also when it is half of the cluster.
+        // React to every node that dies at once, even if half of the cluster dies.
         "--node-eviction-rate=100".to_owned(),
         "--secondary-node-eviction-rate=100".to_owned(),
         "--unhealthy-zone-threshold=1".to_owned(),
@@ -102,7 +103,7 @@ fn start_etcd(paths: &Paths) -> Result<()> {
         format!("--peer-trusted-ca-file={}", file("ca.crt")),
         format!("--peer-cert-file={}", file("etcd.crt")),
         format!("--peer-key-file={}", file("etcd.key")),
-        // A test cluster that loses power is made anew; the disk would set the pace of every write.
+        // A test cluster that loses power is created again; waiting for the disk would slow down every write.
         "--unsafe-no-fsync".to_owned(),
     ];
     program(paths, "etcd", flags).start(paths)?;
@@ -135,7 +136,7 @@ fn start_api_server(paths: &Paths) -> Result<()> {
         "--authorization-mode=Node,RBAC".to_owned(),
         "--enable-admission-plugins=NodeRestriction".to_owned(),
         "--allow-privileged=true".to_owned(),
-        // Webhooks are called at pod addresses: there is no kube-proxy on the host.
+        // The API server calls webhooks at pod addresses, because the host has no kube-proxy.
         "--enable-aggregator-routing=true".to_owned(),
         format!("--default-not-ready-toleration-seconds={eviction}"),
         format!("--default-unreachable-toleration-seconds={eviction}"),

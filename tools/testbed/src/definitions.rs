@@ -1,5 +1,5 @@
-//! Kinds of other projects that a deployment uses, as their Go modules carry them: fetched once per machine, compared with
-//! go.sum by Go, and never built.
+//! CRDs of other projects that a deployment uses, from their Go modules: fetched once per machine, verified
+//! by Go against go.sum, and never built.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     paths::{self, Paths},
 };
 
-/// Modules of `tools/testbed/go/definitions`, and the files of each that are kept.
+/// Modules of `tools/testbed/go/definitions`, and the files to keep of each.
 const FILES: [(&str, &[&str]); 2] = [
     (
         "github.com/cert-manager/cert-manager",
@@ -31,7 +31,7 @@ const FILES: [(&str, &[&str]); 2] = [
     ),
 ];
 
-/// A folder with the CRDs of cert-manager and of the Prometheus operator that `kustomize/components` use.
+/// A folder with the CRDs of cert-manager and the Prometheus operator that `kustomize/components` use.
 pub fn definitions(paths: &Paths) -> Result<PathBuf> {
     let source = paths.testbed("go/definitions");
     let pinned = paths::read(source.join("go.mod"))? + &paths::read(source.join("go.sum"))?;
@@ -49,7 +49,7 @@ pub fn definitions(paths: &Paths) -> Result<PathBuf> {
         }
     }
     match fs::rename(&half, &folder) {
-        // Another process was faster; its files are the same.
+        // Another process was faster, and its files are identical.
         Err(_) if folder.is_dir() => paths::remove(&half)?,
         renamed => renamed.doing(|| format!("keep {}", folder.display()))?,
     }

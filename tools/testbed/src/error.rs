@@ -1,53 +1,53 @@
-//! What went wrong, what was being done at that moment, and which log says more.
+//! The errors of the testbed: what failed during which step, and which log says more.
 
 use std::{io, path::PathBuf, time::Duration};
 
-/// Everything that can go wrong while a cluster starts, runs or stops.
+/// Any failure while a cluster starts, runs or stops.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused.
-    #[error("{doing}: {source}")]
+    #[error("cannot {doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The step that failed.
         doing: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A program of the machine ended badly.
-    #[error("{doing}: `{command}` ended with {status}: {output}")]
+    /// A program of the machine failed.
+    #[error("cannot {doing}: `{command}` ended with {status}: {output}")]
     Command {
-        /// What was being done.
+        /// The step that failed.
         doing: String,
         /// The program and its arguments.
         command: String,
         /// Its exit status.
         status: std::process::ExitStatus,
-        /// The end of what it printed.
+        /// The end of its output.
         output: String,
     },
-    /// The API server refused or could not be reached.
-    #[error("{doing}: {source}")]
+    /// The API server refused a request or was unreachable.
+    #[error("cannot {doing}: {source}")]
     Api {
-        /// What was being done.
+        /// The step that failed.
         doing: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
-    /// Something that should have happened did not.
-    #[error("{what}: not within {}s; {last}; logs: {}", .timeout.as_secs(), .logs.display())]
+    /// An expected event did not happen in time.
+    #[error("timed out after {}s waiting until {what}: {last}; logs: {}", .timeout.as_secs(), .logs.display())]
     Timeout {
-        /// What was waited for.
+        /// The event.
         what: String,
-        /// How long.
+        /// How long it was waited for.
         timeout: Duration,
-        /// What was seen last.
+        /// The last observation.
         last: String,
-        /// Where the components write what they do.
+        /// The folder with the components' logs.
         logs: PathBuf,
     },
-    /// A process of the cluster ended while it was needed.
+    /// A process of the cluster ended while it was still needed.
     #[error("{name} ended; the end of {}:\n{tail}", .log.display())]
     Died {
         /// The component.
@@ -57,17 +57,17 @@ pub enum Error {
         /// The log's last lines.
         tail: String,
     },
-    /// The machine, the checkout or the request does not allow it.
+    /// The machine, the checkout or the request rules this out.
     #[error("{0}")]
     Refused(String),
 }
 
-/// The result of everything here.
+/// The result of a testbed function.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Adds what was being done to a failure of somebody else's code.
+/// Adds the step to a failure of other code.
 pub trait Doing<T> {
-    /// `doing` is an infinitive: "write the kubeconfig".
+    /// `doing` is an infinitive that follows "cannot": "write the kubeconfig".
     fn doing(self, doing: impl FnOnce() -> String) -> Result<T>;
 }
 

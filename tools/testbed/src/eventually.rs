@@ -7,11 +7,12 @@ use crate::{
     paths::Paths,
 };
 
-/// Often enough that a test does not wait for the clock, seldom enough to leave the processor to the cluster.
+/// Often enough that a test does not wait for the clock, rarely enough to leave the processor to the cluster.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Probes until there is something. Failures of the probe are weather and tried again, except the death of a
-/// component, which does not heal; the last of them is in the error, with the folder of the logs.
+/// Probes until the probe returns something. A failed probe is treated as transient and tried again, unless a
+/// component has died, because that does not heal. The error contains the last failure and the folder of the
+/// logs.
 pub async fn eventually<T>(
     paths: &Paths,
     what: &str,
@@ -19,13 +20,13 @@ pub async fn eventually<T>(
     mut probe: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let deadline = Instant::now() + timeout;
-    let mut last = "it was never so".to_owned();
+    let mut last = "no check has finished".to_owned();
     loop {
-        // A probe that hangs, on a paused API server for example, is cut off too.
+        // A hanging probe, for example on a paused API server, is cut off too.
         let left = deadline.saturating_duration_since(Instant::now());
         match tokio::time::timeout(left, probe()).await {
             Ok(Ok(Some(found))) => return Ok(found),
-            Ok(Ok(None)) => last = "it was not so at the last look".to_owned(),
+            Ok(Ok(None)) => last = "it was not yet true at the last check".to_owned(),
             Ok(Err(error @ Error::Died { .. })) => return Err(error),
             Ok(Err(error)) => last = error.to_string(),
             Err(_) => {}

@@ -1,7 +1,7 @@
-//! A proxy before the S3 server that makes it slow, wrong, short or forbidden, on demand.
+//! A proxy in front of the S3 server that makes its answers slow, wrong, short or forbidden on demand.
 //!
-//! It listens where pods and the host reach it and passes everything on unchanged, the `Host` header included, so that
-//! signatures stay valid. Only what a rule picks is spoilt.
+//! Pods and the host can reach it, and it forwards everything unchanged, the `Host` header included, so that
+//! signatures stay valid. It disturbs only the requests that a rule selects.
 
 use std::{
     io,
@@ -31,47 +31,47 @@ type Body = BoxBody<Bytes, io::Error>;
 /// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It is answered this much later.
+    /// The answer is delayed by this much.
     Slow(Duration),
-    /// It is answered when the server has been healed.
+    /// The answer waits until the server is healed.
     Stuck,
-    /// 500 `InternalError`, without asking the server.
+    /// 500 `InternalError`, without forwarding the request.
     InternalError,
-    /// 503 `SlowDown`, as a server that is asked too much.
+    /// 503 `SlowDown`, as from an overloaded server.
     SlowDown,
     /// 404 `NoSuchKey`.
     Missing,
     /// 403 `AccessDenied`.
     Forbidden,
-    /// The headers promise the whole body, the connection ends after this many bytes of it.
+    /// The headers promise the whole body, but the connection ends after this many bytes of it.
     Truncated(usize),
 }
 
 /// Which requests fail, and how.
 #[derive(Debug, Clone)]
 pub struct Rule {
-    /// How.
+    /// The fault.
     pub fault: Fault,
     /// Only requests with this method.
     pub method: Option<Method>,
     /// Only requests whose path and query contain this.
     pub path: String,
-    /// Only this many; then the rule is spent.
+    /// Only this many requests; then the rule is used up.
     pub times: Option<u32>,
 }
 
 impl Rule {
-    /// Every request whose path and query contain `path`.
+    /// Matches every request whose path and query contain `path`.
     pub fn every(fault: Fault, path: &str) -> Self {
         Self { fault, method: None, path: path.to_owned(), times: None }
     }
 
-    /// Only the next `times` of them.
+    /// Limits the rule to the next `times` requests.
     pub fn times(self, times: u32) -> Self {
         Self { times: Some(times), ..self }
     }
 
-    /// Only those with this method.
+    /// Limits the rule to requests with this method.
     pub fn method(self, method: Method) -> Self {
         Self { method: Some(method), ..self }
     }
@@ -83,10 +83,10 @@ impl Rule {
     }
 }
 
-/// A running proxy; it ends when it is dropped.
+/// A running proxy; it ends when dropped.
 #[derive(Debug)]
 pub struct FaultyS3 {
-    /// Where it listens, for pods and the host.
+    /// Its address, for pods and the host.
     pub url: String,
     shared: Arc<Shared>,
     task: JoinHandle<()>,
@@ -100,12 +100,12 @@ struct Shared {
 }
 
 impl FaultyS3 {
-    /// Starts a proxy before the server at this `http://` URL.
+    /// Starts a proxy in front of the server at this `http://` URL.
     pub async fn start(server: &str) -> Result<Self> {
         Self::listen(&format!("{HOST_IP}:0"), server).await
     }
 
-    /// The same at an address of one's own, where there is no cluster.
+    /// Does the same at a given address, where there is no cluster.
     pub async fn listen(address: &str, server: &str) -> Result<Self> {
         let doing = || format!("listen on {address}");
         let listener = TcpListener::bind(address).await.doing(doing)?;
@@ -116,12 +116,12 @@ impl FaultyS3 {
         Ok(Self { url, shared, task })
     }
 
-    /// From now on, requests that the rule picks fail. The first rule that matches decides.
+    /// Makes requests that the rule selects fail from now on. The first rule that matches decides.
     pub fn inject(&self, rule: Rule) {
         lock(&self.shared.rules).push(rule);
     }
 
-    /// From now on, nothing fails.
+    /// Stops all faults.
     pub fn heal(&self) {
         lock(&self.shared.rules).clear();
         self.shared.healed.notify_waiters();
@@ -139,7 +139,7 @@ impl Drop for FaultyS3 {
     }
 }
 
-/// Connections end with this task, also those that a client keeps open for its next request.
+/// All connections end with this task, even those that a client keeps open for its next request.
 async fn accept(listener: TcpListener, server: Arc<str>, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
@@ -149,7 +149,7 @@ async fn accept(listener: TcpListener, server: Arc<str>, shared: Arc<Shared>) {
             let (server, shared) = (Arc::clone(&server), Arc::clone(&shared));
             async move { handle(request, &server, &shared).await }
         });
-        // A connection that ends early is what this proxy is for.
+        // Connections that end early are the purpose of this proxy.
         connections
             .spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
     }
@@ -158,7 +158,7 @@ async fn accept(listener: TcpListener, server: Arc<str>, shared: Arc<Shared>) {
 async fn handle(request: Request<Incoming>, server: &str, shared: &Shared) -> io::Result<Response<Body>> {
     let path = request.uri().path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string);
     lock(&shared.seen).push(format!("{} {path}", request.method()));
-    // Before a rule is picked, so that no healing is missed after it.
+    // Created before a rule is selected, so that no later healing is missed.
     let healed = shared.healed.notified();
     match shared.pick(request.method(), &path) {
         None => pass_on(request, server, None).await,
@@ -206,7 +206,8 @@ async fn pass_on(request: Request<Incoming>, server: &str, cut: Option<usize>) -
     Ok(Response::from_parts(parts, BodyExt::boxed(StreamBody::new(stream::iter(frames)))))
 }
 
-/// Answers with a failure, after the whole request: a client that still writes its body would see a broken pipe instead.
+/// Answers with a failure once the whole request has arrived: a client that is still writing its body would
+/// otherwise see a broken pipe.
 async fn refuse(request: Request<Incoming>, status: StatusCode, code: &str) -> io::Result<Response<Body>> {
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
@@ -256,7 +257,7 @@ mod tests {
         proxy.inject(Rule::every(Fault::Missing, "/bad").times(1).method(Method::GET));
         assert_eq!(status("/b/good").await, 200);
         assert_eq!(status("/b/bad").await, 404);
-        assert_eq!(status("/b/bad").await, 200, "the rule is spent");
+        assert_eq!(status("/b/bad").await, 200, "the rule is used up");
         proxy.inject(Rule::every(Fault::Forbidden, ""));
         assert_eq!(status("/b/good").await, 403);
         proxy.heal();
@@ -273,9 +274,9 @@ mod tests {
         kept.write_all(ask).await.unwrap();
         assert!(kept.read(&mut answer).await.unwrap() > 0);
         drop(proxy);
-        // The end may come while it is written to.
+        // The connection may end during the write.
         let _ = kept.write_all(ask).await;
-        assert!(matches!(kept.read(&mut answer).await, Ok(0) | Err(_)), "it was answered again");
+        assert!(matches!(kept.read(&mut answer).await, Ok(0) | Err(_)), "the connection was answered again");
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 //! Builds the Go programs of the testbed, once per machine.
 //!
-//! A build is kept in the user's cache under the hash of the module's files and of the compiler, and appears there in
-//! one rename: whatever has the name is whole, also after a power cut, and an interrupted build leaves only a folder
-//! that the next one removes.
+//! The user's cache keeps a build under the hash of the module's files and of the compiler. The build appears
+//! there in one rename: everything with that name is complete, even after a power cut, and an interrupted
+//! build leaves only a folder that the next one removes.
 
 use std::{
     fs::{self, File},
@@ -22,18 +22,18 @@ use crate::{
 /// Long enough not to flood a log, short enough not to look stuck.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// A Go module under `tools/testbed/go/`.
+/// A Go module below `tools/testbed/go/`.
 #[derive(Debug)]
 pub struct Module {
-    /// The folder's and the program's name.
+    /// The name of the folder and of the program.
     pub name: &'static str,
     /// The version that its `go.mod` pins.
     pub version: &'static str,
-    /// What to build: the module itself, or a program of a module it requires.
+    /// The package to build: the module itself, or a program of a module that it requires.
     package: &'static str,
-    /// What the linker sets, so that the program knows its version.
+    /// Variables that the linker sets, so that the program knows its version.
     stamps: &'static [&'static str],
-    /// Files and folders of the package's module that are kept beside the program, under the same paths.
+    /// Files and folders of the package's module to keep beside the program, under the same paths.
     files: &'static [&'static str],
     /// How long the first build takes on two cores.
     takes: &'static str,
@@ -78,7 +78,7 @@ pub(crate) const VERSITYGW: Module = Module {
     takes: "3 minutes",
 };
 
-/// The other end of a connection in the testbed's own tests.
+/// The other end of a connection, for the testbed's own tests.
 pub(crate) const PEER: Module =
     Module { name: "peer", version: "v1", package: ".", stamps: &[], files: &[], takes: "20 seconds" };
 
@@ -102,7 +102,7 @@ pub const KUSTOMIZE_CONTROLLER: Module = Module {
     takes: "5 minutes",
 };
 
-/// All programs of Argo CD in one; the environment variable `ARGOCD_BINARY_NAME` says which.
+/// All programs of Argo CD in one; the environment variable `ARGOCD_BINARY_NAME` selects one.
 pub const ARGOCD: Module = Module {
     name: "argocd",
     version: "v3.5.3",
@@ -112,7 +112,7 @@ pub const ARGOCD: Module = Module {
     takes: "12 minutes",
 };
 
-/// What Argo CD calls to build manifests.
+/// Argo CD calls this to build manifests.
 pub const KUSTOMIZE: Module = Module {
     name: "kustomize",
     version: "v5.8.2",
@@ -123,7 +123,7 @@ pub const KUSTOMIZE: Module = Module {
 };
 
 impl Module {
-    /// The program, built if this machine does not have it yet.
+    /// The path of the program, which is built first if this machine does not have it yet.
     pub fn program(&self, paths: &Paths) -> Result<PathBuf> {
         let source = paths.testbed("go").join(self.name);
         let folder = paths::cache().join(format!("{}-{}-{}", self.name, self.version, self.key(&source)?));
@@ -138,7 +138,7 @@ impl Module {
         if program.is_file() {
             return Ok(program); // another process built it while this one waited
         }
-        // A name of its own: the compiler of a build that was killed may still be writing to the other's.
+        // A unique name: the compiler of a killed build may still be writing to the old folder.
         let prefix = format!(".{}.building-", self.name);
         let half = paths::cache().join(format!("{prefix}{}", std::process::id()));
         let kept = fs::read_dir(paths::cache()).doing(|| format!("list {}", paths::cache().display()))?;
@@ -201,7 +201,8 @@ impl Module {
         Err(Error::Command { doing, command: "go build".to_owned(), status, output })
     }
 
-    /// Copies what is used beside the program, so that a machine that has the build needs no module any more.
+    /// Copies the files that are used beside the program, so that a machine with the build no longer needs
+    /// the module.
     fn keep_files(&self, source: &PathBuf, folder: &PathBuf) -> Result<()> {
         if self.files.is_empty() {
             return Ok(());
@@ -211,21 +212,21 @@ impl Module {
         list.args(["list", "-mod=readonly", "-f", "{{.Module.Dir}}", self.package]).current_dir(source);
         let module = command::finish(&doing, list.env("GOWORK", "off"))?;
         let mut copy = Command::new("cp");
-        // Modules are read-only, and what is kept must be removable.
+        // Modules are read-only, but the copies must be removable.
         copy.args(["--recursive", "--parents", "--no-preserve=mode"]).args(self.files).arg(folder);
         let doing = format!("keep files of {}", self.name);
         command::finish(&doing, copy.current_dir(module.trim())).map(|_| ())
     }
 
-    /// What the build depends on, short enough for a folder's name.
+    /// A hash of everything the build depends on, short enough for a folder name.
     fn key(&self, source: &PathBuf) -> Result<String> {
         let listed = fs::read_dir(source).doing(|| format!("list {}", source.display()))?;
         let mut files: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).collect();
         files.sort();
-        // Asked in the module's folder, where its go.mod may choose another compiler than the machine's.
+        // Ask in the module's folder, where go.mod may choose a compiler other than the machine's.
         let mut go = Command::new("go");
         go.args(["env", "GOVERSION", "GOARCH"]).current_dir(source);
-        let go = command::finish("ask Go for its version (is Go installed?)", &mut go)?;
+        let go = command::finish("read the version of Go (is Go installed?)", &mut go)?;
         let go: Vec<&str> = go.split_whitespace().collect();
         let mut all = format!("{} {:?} {}{}", self.package, self.stamps, go.join(" "), self.files.concat())
             .into_bytes();
@@ -236,7 +237,7 @@ impl Module {
     }
 }
 
-/// Waits until a file or folder is on the disk.
+/// Waits until a file or folder is written to the disk.
 fn sync(path: &Path) -> Result<()> {
     File::open(path)
         .and_then(|file| file.sync_all())
@@ -253,7 +254,7 @@ mod tests {
         let flux = [SOURCE_CONTROLLER, KUSTOMIZE_CONTROLLER];
         for module in [KUBERNETES, COREDNS, KWOK, VERSITYGW, ARGOCD, KUSTOMIZE].into_iter().chain(flux) {
             let text = paths::read(paths.testbed("go").join(module.name).join("go.mod")).unwrap();
-            // The program's own module, by its path; for a program of ours the one it is named after.
+            // The program's own module, by its path; for our own programs, the module they are named after.
             let is_wanted = |path: &str| match module.package {
                 "." => path.ends_with(&format!("/{}", module.name)),
                 package => format!("{package}/").starts_with(&format!("{path}/")),
@@ -262,7 +263,7 @@ mod tests {
                 let mut words = line.trim().trim_start_matches("require ").split(' ');
                 words.next().is_some_and(is_wanted) && words.next() == Some(module.version)
             });
-            assert!(required, "{} requires another version than {}", module.name, module.version);
+            assert!(required, "{} requires a version other than {}", module.name, module.version);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Writes container images from files of this machine, without Docker and without a registry.
 //!
-//! The archive is an OCI image layout that also has Docker's manifest, so that `ctr`, `docker load` and `skopeo` all
-//! take it. Times, owners and order are fixed: the same files make the same bytes, and so the same digest.
+//! The archive is an OCI image layout that also has Docker's manifest, so that `ctr`, `docker load` and
+//! `skopeo` all accept it. Times, owners and order are fixed, so identical files produce identical bytes and
+//! digests.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +21,7 @@ use crate::{
     paths,
 };
 
-/// What an image holds and declares.
+/// The contents and the declarations of an image.
 #[derive(Debug, Default, Clone)]
 pub struct Image {
     /// Its full name with tag.
@@ -53,7 +54,7 @@ pub enum Content {
 }
 
 impl Image {
-    /// Adds a program with the shared libraries it is linked to.
+    /// Adds a program with the shared libraries that it links to.
     pub fn add_program(&mut self, source: &Path, content: Content, path: &str) {
         self.files.insert(PathBuf::from(path), content);
         for library in libraries(source) {
@@ -94,8 +95,8 @@ impl Image {
         if let Some(parent) = archive.parent() {
             paths::make_dir(parent)?;
         }
-        // Under another name until it is whole: an interrupted write is never loaded.
-        // Of its own: tests build the same image at the same time.
+        // Written under another name until it is complete, so that an interrupted write is never loaded. The
+        // name is unique, because tests build the same image concurrently.
         let half = archive.with_extension(format!("half-{}", paths::unique()));
         let mut tar = tar::Builder::new(File::create(&half).doing(doing)?);
         for (name, bytes) in [
@@ -109,7 +110,7 @@ impl Image {
             append(&mut tar, Path::new(name), tar::EntryType::Regular, 0o644, bytes).doing(doing)?;
         }
         tar.into_inner().and_then(|mut file| file.flush()).doing(doing)?;
-        // One that says the same stays: nodes that have it need not load it again.
+        // An identical archive stays, so that nodes that have it need not load it again.
         if fs::read(archive).ok() == Some(fs::read(&half).doing(doing)?) {
             fs::remove_file(&half).doing(doing)?;
         } else {
@@ -118,7 +119,7 @@ impl Image {
         Ok(format!("sha256:{}", sha256(&manifest)))
     }
 
-    /// The one layer: every file, after the folders that lead to it.
+    /// The single layer: every file, after its parent folders.
     fn layer(&self) -> io::Result<Vec<u8>> {
         let mut tar = tar::Builder::new(Vec::new());
         let mut folders = BTreeMap::new();
@@ -179,7 +180,7 @@ fn relative(path: &Path) -> &Path {
     path.strip_prefix("/").unwrap_or(path)
 }
 
-/// The shared libraries of a program, its loader included; none when it is static.
+/// The shared libraries of a program, including its loader; none if it is static.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let listed =
         command::run("list shared libraries", &["ldd", &program.display().to_string()]).unwrap_or_default();
@@ -189,7 +190,7 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The files of an archive by their path in it, for those who serve it as a registry would.
+/// The files of an archive by their path, for tests that serve it as a registry would.
 pub fn read(archive: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
     let doing = || format!("read the image {}", archive.display());
     let mut tar = tar::Archive::new(File::open(archive).doing(doing)?);
@@ -238,11 +239,11 @@ mod tests {
         let mut inode = |user: &str| {
             image.user = user.to_owned();
             image.write(&archive).unwrap();
-            assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing half-written is left");
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no half-written file is left");
             fs::metadata(&archive).unwrap().ino()
         };
         let first = inode("1");
-        // An inode that is still open is not given to another file.
+        // The inode of an open file is not reused for another file.
         let _kept = File::open(&archive).unwrap();
         assert_eq!(inode("1"), first);
         assert_ne!(inode("2"), first);

@@ -1,6 +1,6 @@
-//! The table of images: what each is made of, and what it declares.
+//! The table of images: their contents and their declarations.
 //!
-//! Our own images are also described by a `Dockerfile`, for users who have Docker; a test keeps the two equal.
+//! Our own images also have a stage in a `Dockerfile`, for users who have Docker; a test keeps the two equal.
 
 use std::{
     collections::BTreeMap,
@@ -19,23 +19,23 @@ use crate::{
     programs::{self, Profile},
 };
 
-/// What containerd runs to hold a pod's namespaces.
+/// containerd runs this image to hold a pod's namespaces.
 pub const PAUSE: &str = "localhost/openfilter/pause:testbed";
 
-/// Runs as nobody in particular: the uid that distroless images call "nonroot".
+/// The uid that distroless images call "nonroot".
 pub const NONROOT: &str = "65532:65532";
 
-/// Where the shim is in an image that holds it.
+/// Path of the shim in an image that contains it.
 pub const SHIM: &str = "/shim";
 
-/// Where an image's program comes from.
+/// The origin of an image's program.
 #[derive(Debug, Clone, Copy)]
 pub enum Source {
     /// A binary of this workspace: package and binary have the same name.
     Cargo,
     /// A Go module of the testbed.
     Go(&'static Module),
-    /// A program of the machine's packages.
+    /// A program of one of the machine's packages.
     Machine(&'static str),
 }
 
@@ -44,38 +44,38 @@ pub enum Source {
 pub struct Recipe {
     /// The image is `localhost/openfilter/<name>:testbed`.
     pub name: &'static str,
-    /// Where its program comes from.
+    /// The origin of the program.
     pub source: Source,
-    /// Where the program is in the image.
+    /// The path of the program in the image.
     pub program: &'static str,
-    /// Arguments that always come first.
+    /// Arguments that always precede others.
     pub arguments: &'static [&'static str],
-    /// Whether it talks TLS to servers of the world, and so needs their authorities.
+    /// Whether it connects to public servers with TLS, and so needs their certificate authorities.
     pub certificates: bool,
-    /// Whether it also holds the shim, to be copied into pods.
+    /// Whether it also contains the shim, to be copied into pods.
     pub shim: bool,
     /// One line for `org.opencontainers.image.description`.
     pub description: &'static str,
-    /// When it is loaded.
+    /// The set it is loaded with.
     pub set: Set,
 }
 
 /// Which images are loaded together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Set {
-    /// Without these there is no cluster.
+    /// Every cluster needs these.
     Base,
     /// Valkey and S3.
     Services,
-    /// Our own program in every worker pod.
+    /// Our program that runs in every worker pod.
     Worker,
     /// The other programs of the product.
     Product,
     /// Sample filters.
     Filters,
-    /// The sample filter in Python, which has a Dockerfile of its own for users.
+    /// The Python sample filter, which has a Dockerfile of its own for users.
     Python,
-    /// What only suites use.
+    /// For suites only.
     Tests,
 }
 
@@ -108,7 +108,7 @@ pub const RECIPES: &[Recipe] = &[
         arguments: &[],
         certificates: false,
         shim: false,
-        description: "A shell and its tools, for tests",
+        description: "A shell with tools, for tests",
         set: Set::Base,
     },
     Recipe {
@@ -223,13 +223,13 @@ pub const RECIPES: &[Recipe] = &[
     },
 ];
 
-/// An image of the table, by its name in the table.
+/// The full name of an image, by its name in the table.
 pub fn reference(name: &str) -> String {
     format!("localhost/openfilter/{name}:testbed")
 }
 
 impl Recipe {
-    /// What the image holds and declares.
+    /// The contents and declarations of the image.
     fn image(&self, paths: &Paths, program: &Path) -> Result<Image> {
         let mut image = self.declaration();
         let content = match self.source {
@@ -254,7 +254,7 @@ impl Recipe {
             image.files.insert("/filter.py".into(), Content::Copy(script));
             for module in python_modules(program)? {
                 let content = Content::Copy(module.clone());
-                // Only a library needs others.
+                // Only libraries need other libraries.
                 if module.extension().is_some_and(|extension| extension == "so") {
                     image.add_program(&module, content, &module.display().to_string());
                 } else {
@@ -265,7 +265,7 @@ impl Recipe {
         Ok(image)
     }
 
-    /// What is in the image beside its program and what that is linked to.
+    /// The files of the image besides its program and the program's libraries.
     fn surroundings(&self) -> BTreeMap<PathBuf, Content> {
         let text = |text: &str| Content::Text(text.to_owned());
         let users = "root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n";
@@ -282,14 +282,14 @@ impl Recipe {
         files
     }
 
-    /// What the image declares, without its program.
+    /// The image's declarations, without its program.
     pub fn declaration(&self) -> Image {
         let label = |name: &str, value: &str| (format!("org.opencontainers.image.{name}"), value.to_owned());
         let entrypoint = [self.program].iter().chain(self.arguments).map(|word| (*word).to_owned()).collect();
         Image {
             name: reference(self.name),
             files: self.surroundings(),
-            // A toolbox has no program of its own: its pods say what they run.
+            // A toolbox has no program of its own: its pods specify the command.
             entrypoint: if self.name == "busybox" { Vec::new() } else { entrypoint },
             user: NONROOT.to_owned(),
             env: vec!["PATH=/usr/local/bin:/usr/bin:/bin".to_owned()],
@@ -303,7 +303,7 @@ impl Recipe {
     }
 }
 
-/// The files of the modules that the sample filter imports, and of those that Python itself needs.
+/// The modules that the sample filter imports, and those that Python itself needs.
 fn python_modules(python: &Path) -> Result<Vec<PathBuf>> {
     const LIST: &str = "import json, sys; files = {getattr(module, '__file__', None) for module in sys.modules.values()}; \
                         print('\\n'.join(file for file in files if file))";
@@ -312,7 +312,7 @@ fn python_modules(python: &Path) -> Result<Vec<PathBuf>> {
     Ok(listed.lines().map(PathBuf::from).collect())
 }
 
-/// Builds the images of some sets into `.testbed/images`; returns their archives.
+/// Builds the images of some sets into `.testbed/images`, and returns their archives.
 pub fn build(paths: &Paths, sets: &[Set], profile: Profile) -> Result<Vec<PathBuf>> {
     let wanted: Vec<&Recipe> = RECIPES.iter().filter(|recipe| sets.contains(&recipe.set)).collect();
     let ours = wanted.iter().filter(|recipe| matches!(recipe.source, Source::Cargo));
@@ -330,7 +330,7 @@ pub fn build(paths: &Paths, sets: &[Set], profile: Profile) -> Result<Vec<PathBu
     wanted.iter().map(archive).collect()
 }
 
-/// Builds the image of the table's `name` with another program, of another version perhaps, and another tag.
+/// Builds the image `name` of the table with another program, perhaps of another version, and another tag.
 pub fn build_of(paths: &Paths, name: &str, program: &Path, tag: &str) -> Result<PathBuf> {
     let recipe = RECIPES.iter().find(|recipe| recipe.name == name);
     let recipe = recipe.ok_or_else(|| Error::Refused(format!("there is no image {name}")))?;
@@ -343,7 +343,7 @@ pub fn build_of(paths: &Paths, name: &str, program: &Path, tag: &str) -> Result<
 
 /// Loads an archive into a node's containerd.
 pub fn load(node: &Node, archive: &Path) -> Result<()> {
-    // Before the load: a newer archive that takes its place meanwhile is then seen as one.
+    // Determined before the load, so that a newer archive that replaces this one meanwhile is noticed.
     let version = version(archive)?;
     let (socket, file) = (node.socket().display().to_string(), archive.display().to_string());
     let doing = format!("load {file} into {}", node.name);
@@ -351,7 +351,7 @@ pub fn load(node: &Node, archive: &Path) -> Result<()> {
     paths::write(note(node, archive), version)
 }
 
-/// Loads every archive of `.testbed/images` that a node does not have in this version.
+/// Loads every archive in `.testbed/images` that a node lacks in this version.
 pub(crate) fn load_missing(paths: &Paths, node: &Node) -> Result<()> {
     let entries = fs::read_dir(paths.images()).doing(|| format!("list {}", paths.images().display()))?;
     let archives = entries.flatten().map(|entry| entry.path());
@@ -361,7 +361,7 @@ pub(crate) fn load_missing(paths: &Paths, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Loads an archive into a node that does not have it in this version.
+/// Loads an archive into a node that lacks it in this version.
 pub(crate) fn load_if_missing(node: &Node, archive: &Path) -> Result<()> {
     if fs::read_to_string(note(node, archive)).ok() == Some(version(archive)?) {
         return Ok(());
@@ -373,8 +373,9 @@ fn note(node: &Node, archive: &Path) -> PathBuf {
     node.loaded().join(archive.file_name().unwrap_or_default())
 }
 
-/// Tells an archive from the one that was there before: one with other bytes is another file, renamed to this name.
+/// Distinguishes an archive from the one it replaced: an archive with other bytes is a new file, renamed to
+/// this name.
 fn version(archive: &Path) -> Result<String> {
-    let found = fs::metadata(archive).doing(|| format!("look at {}", archive.display()))?;
+    let found = fs::metadata(archive).doing(|| format!("read the state of {}", archive.display()))?;
     Ok(format!("{} {} {}.{:09}", found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
 }

@@ -1,4 +1,4 @@
-//! Fake nodes for scale: KWOK answers for them, pods on them "run" without a container.
+//! Fake nodes for scale: KWOK acts for them, and pods on them "run" without a container.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,13 +21,14 @@ use crate::{
     process::Program,
 };
 
-/// Pods per fake node: the default of a real one.
+/// Pods per fake node: the default of a real node.
 const PODS_MAX: u32 = 110;
 
-/// The taint, label and annotation of a fake node; pods that belong there tolerate and select it.
+/// The taint, label and annotation of a fake node; pods for fake nodes tolerate and select it.
 pub const MARK: &str = "kwok.x-k8s.io/node";
 
-/// How fake nodes and pods live: Ready at once, and a Job's pods complete at once. From the KWOK that is built.
+/// The life of fake nodes and pods: Ready at once, and a Job's pods complete at once. These files come from
+/// the KWOK that is built.
 const STAGES: [&str; 5] = [
     "node/fast/node-initialize.yaml",
     "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
@@ -36,14 +37,14 @@ const STAGES: [&str; 5] = [
     "pod/fast/pod-delete.yaml",
 ];
 
-/// Starts KWOK and makes the nodes.
+/// Starts KWOK and creates the nodes.
 pub(crate) async fn start(paths: &Paths, client: &Client, nodes: u32) -> Result<()> {
     let words = vec![
         gobuild::KWOK.program(paths)?.display().to_string(),
         format!("--kubeconfig={}", paths.kubeconfig().display()),
         format!("--manage-nodes-with-annotation-selector={MARK}=fake"),
         format!("--node-ip={}", network::HOST_IP),
-        // As silent as the control plane allows, because every renewal is a write.
+        // Renew as rarely as the control plane allows, because every renewal is a write.
         format!("--node-lease-duration-seconds={}", NODE_GRACE.as_secs()),
         format!("--config={}", stages(paths)?.display()),
         format!("--cidr={}", network::KWOK_RANGE),
@@ -61,15 +62,15 @@ pub(crate) async fn start(paths: &Paths, client: &Client, nodes: u32) -> Result<
             "status": {"allocatable": resources, "capacity": resources},
         });
         let manager = PatchParams::apply("testbed").force();
-        api.patch(&name, &manager, &Patch::Apply(&node)).await.doing(|| format!("make the node {name}"))?;
+        api.patch(&name, &manager, &Patch::Apply(&node)).await.doing(|| format!("create the node {name}"))?;
         api.patch_status(&name, &manager, &Patch::Apply(&node))
             .await
-            .doing(|| format!("size the node {name}"))?;
+            .doing(|| format!("set the size of the node {name}"))?;
     }
     Ok(())
 }
 
-/// Joins the stages of KWOK's own source into one file.
+/// Joins the stages from KWOK's source into one file.
 fn stages(paths: &Paths) -> Result<PathBuf> {
     let doing = "find the source of KWOK";
     let mut go = Command::new("go");

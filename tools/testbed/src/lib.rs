@@ -1,7 +1,7 @@
 //! A real multi-node Kubernetes on one machine, without Docker and without a registry, for the suites of this project.
 //!
-//! [`Testbed`] is what a suite uses: it starts a cluster or reuses the one that is up. The modules below it are the
-//! parts of the machine that a cluster is made of. See docs/testbed.md.
+//! Suites use [`Testbed`]: it starts a cluster or reuses the one that is up. The modules below it are the
+//! parts of the machine that a cluster consists of. See docs/testbed.md.
 
 mod cgroup;
 pub mod checkout;

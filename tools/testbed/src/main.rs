@@ -1,4 +1,4 @@
-//! `testbed`: takes the cluster up and down.
+//! `testbed`: starts and stops the cluster.
 
 use std::process::ExitCode;
 
@@ -19,28 +19,28 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start a cluster, unless it is up.
+    /// Start a cluster, unless it is already up.
     Up {
-        /// Real nodes.
+        /// Number of real nodes.
         #[arg(long, default_value_t = 1)]
         nodes: u8,
-        /// Fake nodes beside them, for scale.
+        /// Number of fake nodes beside them, for scale.
         #[arg(long, default_value_t = 0)]
         kwok: u32,
     },
-    /// Stop the cluster and remove every trace of it but its logs.
+    /// Stop the cluster and remove every trace of it except its logs.
     Down {
-        /// Also one that runs and belongs to another checkout.
+        /// Also take down a running cluster of another checkout.
         #[arg(long)]
         any: bool,
     },
-    /// Build every image, for release, and load it into every node of the cluster, if one is up.
+    /// Build a release image of every program, and load it into every node of the cluster, if one is up.
     Images,
-    /// Build Argo CD and Flux, unless this machine has them: half an hour on two cores.
+    /// Build Argo CD and Flux, unless this machine already has them: half an hour on two cores.
     Engines,
-    /// Start Valkey and S3 in the cluster, which is started if it is not up.
+    /// Start Valkey and S3 in the cluster, and the cluster if it is not up.
     Services,
-    /// Say whether a cluster is up, whose it is, and which of its processes do not run.
+    /// Report whether a cluster is up, whose it is, and which of its processes are not running.
     Status,
 }
 
@@ -68,7 +68,7 @@ async fn run(command: Command) -> Result<()> {
                     record.nodes, record.kwok
                 );
                 if (record.nodes, record.kwok) != (nodes, kwok) {
-                    println!("  ({nodes} and {kwok} were asked for: take it down first to change that)");
+                    println!("  (to get {nodes} and {kwok} instead, take it down first)");
                 }
                 print_dead();
             }
@@ -76,7 +76,7 @@ async fn run(command: Command) -> Result<()> {
         Command::Down { any } => {
             match testbed::down(&paths, if any { Whose::Anyone } else { Whose::Ours })? {
                 Some(record) => println!("the cluster of {} is down", record.root.display()),
-                None => println!("no cluster was up; nothing is left of any"),
+                None => println!("no cluster was up, and nothing of one is left"),
             }
         }
         Command::Images => return images(&paths).await,
@@ -122,7 +122,7 @@ fn status() -> Result<()> {
     match testbed::find() {
         Found::Nothing => println!("no cluster is up"),
         Found::Stale(_) => {
-            println!("a cluster crashed or was not started to the end: `testbed down` removes it")
+            println!("a cluster crashed or did not finish starting: `testbed down` removes it")
         }
         Found::Up(record) => {
             println!(
@@ -139,6 +139,6 @@ fn status() -> Result<()> {
 
 fn print_dead() {
     for name in testbed::dead() {
-        println!("  does not run: {name}");
+        println!("  not running: {name}");
     }
 }

@@ -1,4 +1,4 @@
-//! The mounts that containers and volumes leave under the testbed's folders.
+//! The mounts that containers and volumes leave below the testbed's folders.
 
 use std::path::{Path, PathBuf};
 
@@ -17,11 +17,11 @@ pub(crate) fn below(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Unmounts all of them.
+/// Unmounts everything at or below a folder.
 pub(crate) fn unmount_below(folder: &Path) -> Result<()> {
     for mount in below(folder)? {
         let path = mount.display().to_string();
-        // A mount that a dying process still holds is detached now and freed when that process is.
+        // A mount that a dying process still holds is detached now, and freed when the process is gone.
         if command::run("unmount", &["umount", &path]).is_err() {
             command::run("detach a mount", &["umount", "--lazy", &path])?;
         }
@@ -29,7 +29,7 @@ pub(crate) fn unmount_below(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The kernel writes a space as `\040`.
+/// Replaces `\040`, which is how the kernel writes a space.
 fn unescape(path: &str) -> String {
     path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }

@@ -1,9 +1,9 @@
-//! The cluster's network: a switch that the host and every node's network namespace are plugged into.
+//! The cluster's network: a switch that connects the host and every node's network namespace.
 //!
-//! Nodes reach each other's pods over the switch by routes in their own namespaces, so the host forwards nothing, and
-//! its firewall, DNS and default route stay as they are. A namespace has no default route: no packet leaves the machine.
-//! The switch is a bridge in a namespace of its own: on the host, a firewall that also filters bridges (Docker's) would
-//! drop what nodes send each other.
+//! Nodes reach each other's pods over the switch by routes in their own namespaces, so the host forwards
+//! nothing, and its firewall, DNS and default route stay unchanged. A node's namespace has no default route:
+//! no packet leaves the machine. The switch is a bridge in its own namespace: on the host, a firewall that
+//! also filters bridges (Docker's) would drop packets between nodes.
 
 use std::{fs, net::Ipv4Addr, path::Path};
 
@@ -15,34 +15,34 @@ use crate::{
     mounts,
 };
 
-/// The host's own address: the API server's, and where a test can listen for pods.
+/// The host's address: the API server listens there, and so can a test for pods.
 pub const HOST_IP: Ipv4Addr = Ipv4Addr::new(10, 87, 0, 1);
 /// The addresses of the host and the nodes.
 const NODE_RANGE: &str = "10.87.0.0/24";
-/// The addresses of pods, all nodes together.
+/// The addresses of all pods.
 pub const POD_RANGE: &str = "10.88.0.0/16";
 /// The addresses of services.
 pub const SERVICE_RANGE: &str = "10.89.0.0/16";
 /// The addresses that pods of fake nodes claim to have. Nothing answers there.
 pub const KWOK_RANGE: &str = "10.86.0.0/16";
-/// The `kubernetes` service: the first address of the range, by definition.
+/// The `kubernetes` service, which has the first address of the range by definition.
 pub const API_SERVICE_IP: Ipv4Addr = Ipv4Addr::new(10, 89, 0, 1);
 /// The cluster DNS service.
 pub const DNS_SERVICE_IP: Ipv4Addr = Ipv4Addr::new(10, 89, 0, 10);
 /// The API server's port on [`HOST_IP`].
 pub const API_PORT: u16 = 6443;
-/// Where nodes look for images of a registry that a test runs on [`HOST_IP`], without TLS.
+/// Nodes look here for images of a registry that a test runs on [`HOST_IP`], without TLS.
 pub const REGISTRY: &str = "10.87.0.1:5000";
 /// A node's number is one byte of its addresses.
 pub const NODES_MAX: u8 = 32;
 
-/// The host's plug.
+/// The host's interface to the switch.
 const HOST_LINK: &str = "oftb0";
 /// The namespace of the switch.
 const SWITCH: &str = "oftb-switch";
 const PREFIX: &str = "oftb";
 
-/// Where clients find the API server.
+/// The API server's URL.
 pub fn api_server_url() -> String {
     format!("https://{HOST_IP}:{API_PORT}")
 }
@@ -67,7 +67,7 @@ pub fn netns(number: u8) -> String {
     format!("{PREFIX}-node-{number}")
 }
 
-/// Makes the switch, one namespace per node, and the host's routes to them.
+/// Creates the switch, one namespace per node, and the host's routes to them.
 pub fn create(nodes: u8, fake: bool) -> Result<()> {
     let kwok = fake.then_some(KWOK_RANGE);
     let ours: Vec<&str> = [NODE_RANGE, POD_RANGE, SERVICE_RANGE].into_iter().chain(kwok).collect();
@@ -77,7 +77,7 @@ pub fn create(nodes: u8, fake: bool) -> Result<()> {
             "the testbed's addresses are in use on this machine: {conflict}"
         )));
     }
-    let ip = |line: String| run_line("make the switch", &format!("ip {line}"));
+    let ip = |line: String| run_line("create the switch", &format!("ip {line}"));
     ip(format!("netns add {SWITCH}"))?;
     ip(format!("-n {SWITCH} link add switch type bridge"))?;
     ip(format!("-n {SWITCH} link set switch up"))?;
@@ -89,14 +89,14 @@ pub fn create(nodes: u8, fake: bool) -> Result<()> {
         create_node(number, nodes)?;
     }
     if let Some(range) = kwok {
-        // To the switch, where nobody answers, and not out by the host's default route.
+        // Route these to the switch, where nothing answers, instead of the host's default route.
         ip(format!("route add {range} dev {HOST_LINK}"))?;
     }
     route_services(1)
 }
 
-/// Sends the host's packets for services to a node, whose kube-proxy turns them to a pod. Without a route they would
-/// leave by the host's default one.
+/// Routes the host's packets for services to a node, whose kube-proxy directs them to a pod. Without this
+/// route they would take the host's default one.
 pub(crate) fn route_services(number: u8) -> Result<()> {
     let line = format!("ip route replace {SERVICE_RANGE} via {} dev {HOST_LINK}", node_ip(number));
     run_line("route services", &line)?;
@@ -105,7 +105,7 @@ pub(crate) fn route_services(number: u8) -> Result<()> {
 
 fn create_node(number: u8, nodes: u8) -> Result<()> {
     let netns = netns(number);
-    let doing = format!("make the network of {}", node_name(number));
+    let doing = format!("create the network of {}", node_name(number));
     let host = |line: String| run_line(&doing, &format!("ip {line}"));
     let inside = |line: String| run_line(&doing, &format!("ip -n {netns} {line}"));
     host(format!("netns add {netns}"))?;
@@ -114,19 +114,19 @@ fn create_node(number: u8, nodes: u8) -> Result<()> {
     inside("link set lo up".to_owned())?;
     inside(format!("addr add {}/24 dev eth0", node_ip(number)))?;
     inside("link set eth0 up".to_owned())?;
-    // A node's own packets need a route before kube-proxy can turn them to a pod.
+    // A node's own packets need a route before kube-proxy can direct them to a pod.
     inside(format!("route add {SERVICE_RANGE} dev eth0"))?;
     for other in (1..=nodes).filter(|other| *other != number) {
         inside(format!("route add {} via {} dev eth0", pod_range(other), node_ip(other)))?;
     }
     let forward = ["nsenter", &format!("--net=/run/netns/{netns}"), "--", "sh", "-c"].map(str::to_owned);
     run(&doing, &[&forward[..], &["echo 1 >/proc/sys/net/ipv4/ip_forward".to_owned()]].concat())?;
-    // After the link is up on both sides: the host reaches pods directly, for webhooks and for tests.
+    // Added once the link is up on both sides: the host reaches pods directly, for webhooks and for tests.
     host(format!("route add {} via {} dev {HOST_LINK}", pod_range(number), node_ip(number)))?;
     Ok(())
 }
 
-/// A route of the host, as `ip -json` says it.
+/// A route of the host, as `ip -json` prints it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Route {
@@ -165,7 +165,8 @@ fn parse_routes(listed: &str) -> serde_json::Result<Vec<Route>> {
     serde_json::from_str(if listed.trim().is_empty() { "[]" } else { listed })
 }
 
-/// The first and last address of a range or of a single address; none for "default" and for what is no IPv4.
+/// The first and last address of a range or of a single address; `None` for "default" and for anything but
+/// IPv4.
 fn bounds(range: &str) -> Option<(u32, u32)> {
     let (address, length) = range.split_once('/').unwrap_or((range, "32"));
     let (address, length) = (u32::from(address.parse::<Ipv4Addr>().ok()?), length.parse::<u32>().ok()?);
@@ -173,7 +174,8 @@ fn bounds(range: &str) -> Option<(u32, u32)> {
     (length <= 32).then_some((address & !host_bits, address | host_bits))
 }
 
-/// What of the host would be cut off by routes to our ranges: better not to start.
+/// Finds something of the host that routes to our ranges would cut off, in which case the testbed must not
+/// start.
 fn conflict(ours: &[&str], routes: &[Route], resolver: &str) -> Option<String> {
     let taken = |range: &str| {
         let (first, last) = bounds(range)?;
@@ -197,19 +199,19 @@ fn conflict(ours: &[&str], routes: &[Route], resolver: &str) -> Option<String> {
     found.map(|(server, own)| format!("the nameserver {server} of /etc/resolv.conf is in {own}"))
 }
 
-/// Removes every interface, route and namespace of the testbed. Routes go with their interface.
+/// Removes every interface, route and namespace of the testbed. Routes disappear with their interface.
 pub fn remove() -> Result<()> {
     for netns in namespaces() {
         run_line("remove a network namespace", &format!("ip netns del {netns}"))?;
     }
     for link in links()? {
-        // The other end of a pair may have taken it along.
+        // It may already be gone together with the other end of its pair.
         let removed = run_line("remove an interface", &format!("ip link del {link}"));
         if links()?.contains(&link) {
             removed?;
         }
     }
-    // `ip` mounts this folder on itself; when the last namespace is gone, nobody needs that.
+    // `ip` mounts this folder on itself; nothing needs that mount once the last namespace is gone.
     if fs::read_dir("/run/netns").is_ok_and(|mut entries| entries.next().is_none()) {
         mounts::unmount_below(Path::new("/run/netns"))?;
         let _ = fs::remove_dir("/run/netns");

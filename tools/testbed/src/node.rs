@@ -1,4 +1,5 @@
-//! A node: containerd, kubelet and kube-proxy in a network namespace, with folders, sockets and cgroups of its own.
+//! A node: containerd, kubelet and kube-proxy in a network namespace, with their own folders, sockets and
+//! cgroups.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,11 +19,11 @@ use crate::{
     traces,
 };
 
-/// Pods per node: what a /24 of addresses has room for.
+/// Pods per node: as many as a /24 has addresses for.
 const PODS_MAX: u32 = 200;
-/// The kubelet renews its lease four times in this long: every second.
+/// The kubelet renews its lease four times within this time, that is, every second.
 const LEASE_SECONDS: u32 = 4;
-/// containerd answers within a second, on a busy machine within a few.
+/// containerd answers within a second, or within a few on a busy machine.
 const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(120);
 /// The name of the CNI network.
 const CNI_NETWORK: &str = "openfilter-testbed";
@@ -30,9 +31,9 @@ const CNI_NETWORK: &str = "openfilter-testbed";
 /// One node of the cluster.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Counted from 1.
+    /// The node's number, counted from 1.
     pub number: u8,
-    /// `node-<number>`: its name in Kubernetes, its cgroup, its folders.
+    /// `node-<number>`: the name in Kubernetes, of the cgroup and of the folders.
     pub name: String,
     paths: Paths,
 }
@@ -43,7 +44,7 @@ impl Node {
         Self { number, name: network::node_name(number), paths: paths.clone() }
     }
 
-    /// Where it notes which image archives it has.
+    /// The folder that records which image archives the node has.
     pub(crate) fn loaded(&self) -> PathBuf {
         self.paths.node(&self.name).join("images")
     }
@@ -100,21 +101,22 @@ impl Node {
         eventually(&self.paths, &format!("{name} answers"), CONTAINERD_TIMEOUT, async || {
             process::check(&self.paths, &name)?;
             let socket = display(&self.socket());
-            let answers = crate::command::run("ask containerd", &["ctr", "-a", &socket, "version"]).is_ok();
+            let answers = crate::command::run("query containerd", &["ctr", "-a", &socket, "version"]).is_ok();
             Ok((answers && self.pod_service_starts() > starts).then_some(()))
         })
         .await
     }
 
-    /// How often the part of containerd that serves the kubelet has started, by its log. It answers later than the rest,
-    /// when it has found out what became of its containers, and a kubelet that asks before that ends.
+    /// How often the part of containerd that serves the kubelet has started, according to the log. It answers
+    /// later than the rest, once it knows the state of its containers, and a kubelet that asks before that
+    /// exits.
     fn pod_service_starts(&self) -> usize {
         let log = std::fs::read_to_string(self.paths.log(&self.program("containerd"))).unwrap_or_default();
         log.matches("Start streaming server").count()
     }
 
-    /// The kubelet's folder by a short name: it makes sockets there, whose paths have 108 bytes at most, and the path of a
-    /// checkout may be longer than that.
+    /// A short path to the kubelet's folder: the kubelet creates sockets there, whose paths may have at most
+    /// 108 bytes, and the path of a checkout may be longer.
     fn kubelet_root(&self) -> PathBuf {
         self.run_dir().join("kubelet")
     }
@@ -123,7 +125,7 @@ impl Node {
         let (folder, root) = (self.paths.node(&self.name).join("kubelet"), self.kubelet_root());
         paths::make_dir(&root)?;
         if mounts::below(&root)?.is_empty() {
-            // Private, or the mounts of its pods would also appear below the checkout.
+            // Private; otherwise the mounts of its pods would also appear below the checkout.
             let words = ["mount", "--bind", "--make-private", &display(&folder), &display(&root)];
             crate::command::run("mount the folder of a kubelet", &words)?;
         }
@@ -162,12 +164,12 @@ impl Node {
         Ok(name)
     }
 
-    /// Ends its kubelet, containerd and every container at once, as a power cut would.
+    /// Ends the node's kubelet, containerd and containers at once, as a power cut would.
     pub fn kill(&self) -> Result<()> {
         cgroup::kill(&self.name)
     }
 
-    /// Whether its kubelet and containerd run.
+    /// Whether the node's kubelet and containerd run.
     pub fn is_running(&self) -> bool {
         ["containerd", "kubelet"].iter().all(|name| process::Running::find(&self.program(name)).is_some())
     }
@@ -180,17 +182,17 @@ impl Node {
         paths::remove(self.run_dir())?;
         cgroup::remove(&self.name)?;
         self.start_containerd().await?;
-        // What was loaded into the others while this one was dead.
+        // Load images that were loaded into the other nodes while this one was dead.
         images::load_missing(&self.paths, self)?;
         self.start_kubelet()
     }
 
-    /// Its parts that should run, for `status`.
+    /// The programs that should run on the node, for `status`.
     pub fn programs(&self) -> [String; 3] {
         ["containerd", "kubelet", "kube-proxy"].map(|name| self.program(name))
     }
 
-    /// Where containerd finds how to reach a registry, by its address.
+    /// The folder in which containerd looks up how to reach a registry, by its address.
     fn registries(&self) -> PathBuf {
         self.paths.node(&self.name).join("registries")
     }
@@ -234,8 +236,8 @@ Root = "{run}/runc"
         )
     }
 
-    /// A routed pair per pod instead of a bridge: translation of service addresses then works on every packet,
-    /// without the kernel's bridge filter.
+    /// A routed pair per pod instead of a bridge: the translation of service addresses then applies to every
+    /// packet, without the kernel's bridge filter.
     fn cni_config(&self) -> serde_json::Value {
         json!({
             "cniVersion": "1.0.0", "name": CNI_NETWORK,
@@ -259,23 +261,24 @@ Root = "{run}/runc"
             "containerRuntimeEndpoint": format!("unix://{}", self.socket().display()),
             "cgroupDriver": "cgroupfs", "failCgroupV1": false, "cgroupRoot": format!("/{}/{}", cgroup::ROOT, self.name),
             "clusterDomain": "cluster.local", "clusterDNS": [DNS_SERVICE_IP],
-            // A pod's resolver is the cluster's alone: the host's would be out of reach anyway.
+            // Pods use only the cluster's resolver: they could not reach the host's anyway.
             "resolvConf": "",
             "podLogsDir": self.pod_logs(), "volumePluginDir": self.kubelet_root().join("plugins-exec"),
             "failSwapOn": false, "localStorageCapacityIsolation": false, "serializeImagePulls": false,
             "maxPods": PODS_MAX, "nodeLeaseDurationSeconds": LEASE_SECONDS, "nodeStatusUpdateFrequency": "2s",
-            // The machine's disk is somebody else's business: a full one should not evict the test.
+            // A full disk is the machine's problem, and should not evict the test.
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"},
             "imageGCHighThresholdPercent": 100,
-            // Every image is loaded by hand and none could be pulled again.
+            // Images are loaded by hand, and none could be pulled again.
             "imageMinimumGCAge": "24h", "imageMaximumGCAge": "0s",
-            // An image that was also pulled from a test's registry would be asked for there under every other name.
+            // Otherwise an image that was also pulled from a test's registry would be requested from there
+            // under every other name.
             "imagePullCredentialsVerificationPolicy": "NeverVerify",
             "enforceNodeAllocatable": ["pods"], "oomScoreAdj": 0,
         })
     }
 
-    /// Where the logs of its pods are.
+    /// The folder with the logs of its pods.
     pub fn pod_logs(&self) -> PathBuf {
         self.paths.logs().join(&self.name)
     }
@@ -287,13 +290,13 @@ Root = "{run}/runc"
             "clientConnection": {"kubeconfig": self.paths.pki().join(format!("{kubeconfig}.kubeconfig"))},
             "bindAddress": network::node_ip(self.number), "healthzBindAddress": "", "metricsBindAddress": "127.0.0.1:10249",
             "oomScoreAdj": 0,
-            // These would be written to the host's kernel.
+            // These settings would be written to the host's kernel.
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         })
     }
 }
 
-/// A registry without TLS, which containerd would ask for at any address but loopback.
+/// A registry without TLS; at any address but loopback, containerd would expect TLS.
 fn registry_config() -> String {
     format!(
         "server = \"http://{REGISTRY}\"\n[host.\"http://{REGISTRY}\"]\ncapabilities = [\"pull\", \"resolve\"]\n"

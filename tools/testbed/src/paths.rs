@@ -1,4 +1,4 @@
-//! Where everything is: what belongs to one checkout, to the machine, and to the user's cache.
+//! The paths of everything that belongs to a checkout, to the machine, and to the user's cache.
 
 use std::{
     env,
@@ -14,8 +14,8 @@ use crate::{
     image::sha256,
 };
 
-/// One cluster per machine: sockets, records and namespaces have fixed names under this folder.
-/// Short, because the path of a Unix socket has 108 bytes at most.
+/// A machine has one cluster: sockets, records and namespaces have fixed names below this folder. It is
+/// short, because the path of a Unix socket may have at most 108 bytes.
 pub const RUN: &str = "/run/openfilter-testbed";
 
 /// The files of a cluster that belongs to one checkout.
@@ -26,7 +26,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The checkout that holds the current folder, or the one this library was built in.
+    /// The checkout that contains the current folder, or the one in which this library was built.
     pub fn find() -> Result<Self> {
         let here = env::current_dir().doing(|| "find the current folder".to_owned())?;
         let is_root = |folder: &&Path| folder.join("tools/testbed/go/kubernetes/go.mod").is_file();
@@ -36,7 +36,7 @@ impl Paths {
         Ok(Self { root: root.to_owned() })
     }
 
-    /// Everything of a running cluster that is not fixed by the machine.
+    /// The state of a running cluster, except what has a fixed place on the machine.
     pub fn state(&self) -> PathBuf {
         self.root.join(".testbed")
     }
@@ -46,7 +46,7 @@ impl Paths {
         self.state().join("kubeconfig")
     }
 
-    /// Every component's log file, and the logs of pods per node.
+    /// Every component's log file, and the logs of pods by node.
     pub fn logs(&self) -> PathBuf {
         self.state().join("logs")
     }
@@ -61,7 +61,7 @@ impl Paths {
         self.state().join("pki")
     }
 
-    /// A Kubernetes component by its name.
+    /// The path of a Kubernetes component, by name.
     pub fn bin(&self, name: &str) -> PathBuf {
         self.state().join("bin").join(name)
     }
@@ -71,18 +71,18 @@ impl Paths {
         self.state().join("nodes").join(node)
     }
 
-    /// What a backing service keeps.
+    /// The data of a backing service.
     pub fn data(&self, service: &str) -> PathBuf {
         self.state().join("data").join(service)
     }
 
-    /// The image archives that `testbed images` made.
+    /// The image archives that `testbed images` built.
     pub fn images(&self) -> PathBuf {
         self.state().join("images")
     }
 
-    /// Where the test of README.md clones this checkout to: always the same place, so that the next test finds what a
-    /// killed one has left.
+    /// The folder into which the README test clones this checkout: always the same, so that the next test
+    /// finds what a killed one left.
     pub fn readme_clone(&self) -> PathBuf {
         let key = &sha256(self.root.as_os_str().as_encoded_bytes())[..12];
         cache().join(format!("readme-{key}/openfilter-pipelines"))
@@ -94,7 +94,7 @@ impl Paths {
     }
 }
 
-/// Where the builds are kept: once per machine and user, not once per checkout.
+/// The folder of the builds: one per machine and user, not one per checkout.
 pub fn cache() -> PathBuf {
     let base = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -104,13 +104,13 @@ pub fn cache() -> PathBuf {
     base.join("openfilter-pipelines")
 }
 
-/// Makes a folder and its parents.
+/// Creates a folder and its parents.
 pub(crate) fn make_dir(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
-    fs::create_dir_all(path).doing(|| format!("make the folder {}", path.display()))
+    fs::create_dir_all(path).doing(|| format!("create the folder {}", path.display()))
 }
 
-/// Writes a whole file, its folder included.
+/// Writes a whole file, and creates its folder.
 pub(crate) fn write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
     let path = path.as_ref();
     if let Some(parent) = path.parent() {
@@ -119,19 +119,19 @@ pub(crate) fn write(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result
     fs::write(path, content).doing(|| format!("write {}", path.display()))
 }
 
-/// As [`write`], for a secret: at no moment can anybody else read it.
+/// Does the same for a secret: at no time can anyone else read it.
 pub(crate) fn write_private(path: impl AsRef<Path>, content: impl AsRef<[u8]>) -> Result<()> {
     let path = path.as_ref();
     if let Some(parent) = path.parent() {
         make_dir(parent)?;
     }
-    // The mode counts only for a new file.
+    // The mode applies only to a new file.
     remove(path)?;
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     made.and_then(|mut file| file.write_all(content.as_ref())).doing(|| format!("write {}", path.display()))
 }
 
-/// A name that nobody else uses, for a file that is not whole yet.
+/// A unique name, for a file that is not complete yet.
 pub(crate) fn unique() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
@@ -143,7 +143,7 @@ pub(crate) fn read(path: impl AsRef<Path>) -> Result<String> {
     fs::read_to_string(path).doing(|| format!("read {}", path.display()))
 }
 
-/// Removes a file or a folder with all it holds; nothing there is fine.
+/// Removes a file, or a folder with all its contents, if it exists.
 pub(crate) fn remove(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     let removed = match fs::symlink_metadata(path) {

@@ -1,4 +1,4 @@
-//! The cluster's certificates and kubeconfigs: one authority, made anew for every cluster.
+//! The cluster's certificates and kubeconfigs: one authority, created anew for every cluster.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -24,7 +24,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Makes the authority and writes its certificate to `pki/ca.crt`.
+    /// Creates the authority and writes its certificate to `pki/ca.crt`.
     pub fn create(paths: &Paths) -> Result<Self> {
         let key = new_key()?;
         let mut params = CertificateParams::default();
@@ -34,12 +34,12 @@ impl Authority {
         let certificate = params.self_signed(&key).doing(|| "sign the authority".to_owned())?;
         paths::write(paths.pki().join("ca.crt"), certificate.pem())?;
         let authority = Self { issuer: Issuer::new(params, key), paths: paths.clone() };
-        // Kept beside it, so that nodes that join later and suites that serve webhooks get certificates too.
+        // The key is kept too, so that nodes that join later and suites that serve webhooks get certificates.
         authority.write_key("ca", authority.issuer.key())?;
         Ok(authority)
     }
 
-    /// The authority of a cluster that runs.
+    /// The authority of a running cluster.
     pub fn load(paths: &Paths) -> Result<Self> {
         let read = |name: &str| paths::read(paths.pki().join(name));
         let key = KeyPair::from_pem(&read("ca.key")?).doing(|| "read the authority's key".to_owned())?;
@@ -78,7 +78,7 @@ impl Authority {
         Ok((certificate.pem(), key))
     }
 
-    /// As [`Self::issue`], into `pki/<file>.crt` and `.key`.
+    /// Does the same as [`Self::issue`], and writes `pki/<file>.crt` and `.key`.
     pub fn issue_file(
         &self,
         file: &str,
@@ -123,5 +123,5 @@ impl Authority {
 }
 
 fn new_key() -> Result<KeyPair> {
-    KeyPair::generate().doing(|| "make a key".to_owned())
+    KeyPair::generate().doing(|| "create a key".to_owned())
 }

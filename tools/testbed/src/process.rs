@@ -1,4 +1,5 @@
-//! The long-running programs of the testbed: started apart from the terminal, recorded, and stopped by their own pid.
+//! The long-running programs of the testbed: started detached from the terminal, recorded, and stopped by
+//! their own pid.
 
 use std::{
     fs::{self, File},
@@ -16,24 +17,24 @@ use crate::{
     state,
 };
 
-/// How much of the end of a component's log goes into an error, in bytes.
+/// How many bytes of the end of a component's log an error shows.
 const LOG_TAIL: usize = 2_000;
 
 /// A program to start.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// What it is called in records, logs and errors.
+    /// Its name in records, logs and errors.
     pub name: String,
-    /// The cgroup it lives in: a node or the control plane.
+    /// Its cgroup: that of a node or of the control plane.
     pub part: String,
-    /// The network namespace it lives in; none is the host's.
+    /// Its network namespace; `None` for the host's.
     pub netns: Option<String>,
     /// The program and its arguments.
     pub words: Vec<String>,
 }
 
 impl Program {
-    /// Starts it and returns its pid; its output goes to its log.
+    /// Starts the program and returns its pid; its output goes to its log.
     pub(crate) fn start(self, paths: &Paths) -> Result<u32> {
         let log = paths.log(&self.name);
         paths::make_dir(paths.logs())?;
@@ -45,7 +46,7 @@ impl Program {
             words.extend(["nsenter".to_owned(), format!("--net=/run/netns/{netns}"), "--".to_owned()]);
         }
         words.extend(self.words);
-        // Everything between here and the program is an exec, so the pid stays the one that is recorded.
+        // Every step from here to the program is an exec, so the recorded pid stays valid.
         let child = Command::new("setsid")
             .args(["sh", "-c", r#"echo $$ >"$1" && shift && exec "$@""#, "sh"])
             .arg(cgroup::entry(&self.part)?)
@@ -56,7 +57,7 @@ impl Program {
             .spawn()
             .doing(|| format!("start {}", self.name))?;
         let pid = child.id();
-        // A child that nobody waits for stays a zombie for as long as its parent lives.
+        // A child stays a zombie until its parent waits for it or ends.
         thread::spawn(move || {
             let mut child = child;
             child.wait()
@@ -67,20 +68,20 @@ impl Program {
     }
 }
 
-/// A process that was started, told from a later one with the same pid by its start time, and after a reboot, when
-/// pids and times begin anew, by the boot.
+/// A process that was started. The start time distinguishes it from a later one with the same pid, and the
+/// boot does so after a reboot, when pids and times start over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Running {
     /// Its pid.
     pub pid: u32,
-    /// When it started, in clock ticks since the machine did.
+    /// Its start, in clock ticks since the machine booted.
     started: u64,
     /// The boot it started in.
     boot: String,
 }
 
 impl Running {
-    /// The recorded process of this name, if it still runs.
+    /// The recorded process of this name, if it is still running.
     pub(crate) fn find(name: &str) -> Option<Self> {
         let text = fs::read_to_string(record_file(name)).ok()?;
         let [pid, started, boot] = text.split_whitespace().collect::<Vec<_>>().try_into().ok()?;
@@ -88,12 +89,12 @@ impl Running {
         found.lives().then_some(found)
     }
 
-    /// Whether this very process still runs.
+    /// Whether exactly this process is still running.
     pub(crate) fn lives(&self) -> bool {
         start_time(self.pid) == Some(self.started) && state::boot().is_ok_and(|boot| boot == self.boot)
     }
 
-    /// Asks it to end and, after `patience`, ends it. Fails when not even that ends it.
+    /// Asks the process to end, and kills it after `patience`. Fails if it survives even that.
     pub(crate) fn stop(&self, patience: Duration) -> Result<()> {
         let began = Instant::now();
         // A paused process would not see the request.
@@ -102,7 +103,7 @@ impl Running {
         while self.lives() {
             if began.elapsed() > patience + cgroup::KILL_TIMEOUT {
                 return Err(Error::Refused(format!(
-                    "process {} does not end when killed; `cat /proc/{}/stack` may say what holds it",
+                    "process {} still runs after SIGKILL; `cat /proc/{}/stack` may say what holds it",
                     self.pid, self.pid
                 )));
             }
@@ -119,7 +120,7 @@ impl Running {
     }
 }
 
-/// Every recorded process, living or not.
+/// Every recorded process, whether alive or not.
 pub(crate) fn recorded() -> Vec<String> {
     let entries = fs::read_dir(Path::new(RUN).join("pids")).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -127,7 +128,7 @@ pub(crate) fn recorded() -> Vec<String> {
     names
 }
 
-/// Fails, with the end of its log, when a component that should run does not.
+/// Fails, with the end of its log, if a component that should run does not.
 pub(crate) fn check(paths: &Paths, name: &str) -> Result<()> {
     if Running::find(name).is_some() {
         return Ok(());
@@ -137,7 +138,7 @@ pub(crate) fn check(paths: &Paths, name: &str) -> Result<()> {
     Err(Error::Died { name: name.to_owned(), tail: tail(&String::from_utf8_lossy(&text), LOG_TAIL), log })
 }
 
-/// Forgets a process that was stopped.
+/// Removes the record of a process that was stopped.
 pub(crate) fn forget(name: &str) -> Result<()> {
     paths::remove(record_file(name))
 }
@@ -146,10 +147,10 @@ fn record_file(name: &str) -> PathBuf {
     Path::new(RUN).join("pids").join(name)
 }
 
-/// Field 22 of `/proc/<pid>/stat`; none for a process that is gone or only waits to be collected.
+/// Field 22 of `/proc/<pid>/stat`; `None` for a process that is gone or a zombie.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold spaces and parentheses; the fields after its last ')' do not.
+    // The name may contain spaces and parentheses; the fields after its last ')' do not.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     (*fields.first()? != "Z").then(|| fields.get(19)?.parse().ok())?
 }

@@ -1,5 +1,5 @@
-//! Programs of this workspace, for images and for suites that run them: `cargo test` builds only those of a suite's own
-//! package.
+//! Builds programs of this workspace, for images and for suites that run them: `cargo test` builds only those
+//! of a suite's own package.
 
 use std::{
     collections::BTreeMap,
@@ -14,26 +14,26 @@ use crate::{
     paths::{self, Paths},
 };
 
-/// How programs are built.
+/// How to build programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// As the suites are built, so that what they need is compiled once.
+    /// Like the suites, so that common code is compiled once.
     Dev,
-    /// As the benches are built, for the same reason.
+    /// Like the benches, for the same reason.
     Bench,
-    /// As users get them: small and fast, and long to build.
+    /// As users get them: small and fast, but slow to build.
     Release,
 }
 
 impl Profile {
-    /// That of the program that asks: suites are about what happens, benches about how fast.
+    /// The profile of the calling program: suites test behaviour, benches measure speed.
     pub fn own() -> Self {
         if cfg!(debug_assertions) { Self::Dev } else { Self::Bench }
     }
 }
 
-/// Programs of this workspace by name, built. Of the whole workspace, and for suites and benches together with one of
-/// them, so that features are the same for all that is built and nothing is compiled twice.
+/// Builds programs of this workspace by name. The command covers the whole workspace, and for suites and
+/// benches also names one of them, so that everything has the same features and nothing is compiled twice.
 pub fn build(paths: &Paths, names: &[&str], profile: Profile) -> Result<BTreeMap<String, PathBuf>> {
     if names.is_empty() {
         return Ok(BTreeMap::new());
@@ -61,8 +61,8 @@ pub fn build(paths: &Paths, names: &[&str], profile: Profile) -> Result<BTreeMap
     }
 }
 
-/// The shim as pods get it: it runs in images that may have no C library. In a target folder of its own, because flags
-/// for one program alone would have the others compiled again.
+/// The shim for pods: statically linked, so that it runs in images without a C library. It has its own target
+/// folder, because its flags would make cargo compile all other programs again.
 pub fn static_shim(paths: &Paths) -> Result<PathBuf> {
     let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
     let folder = paths.root.join(folder).join("static");
@@ -84,7 +84,7 @@ pub fn static_shim(paths: &Paths) -> Result<PathBuf> {
     Ok(folder.join("shim/shim"))
 }
 
-/// The bytes of a program without its symbols, which are most of one that was not built for release.
+/// The bytes of a program without its symbols, which are most of the size of a debug build.
 pub(crate) fn stripped(paths: &Paths, program: &Path) -> Result<Vec<u8>> {
     paths::make_dir(paths.images())?;
     let copy = paths.images().join(format!("stripped-{}", paths::unique()));

@@ -1,4 +1,4 @@
-//! A few requests to the S3 server, signed: enough to fill a bucket and to see what a server answers.
+//! A few signed requests to the S3 server: enough to fill a bucket and to see a server's answers.
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::{
 };
 
 const REGION: &str = "us-east-1";
-/// How long a way to the server is waited for.
+/// How long to wait for a route to the server.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(60);
 const RETRY_AFTER: Duration = Duration::from_millis(200);
-/// The signature covers the request, not its body, which is fine on one machine.
+/// The signature covers the request but not its body, which is fine on one machine.
 const PAYLOAD: &str = "UNSIGNED-PAYLOAD";
 
 /// A client with one pair of keys.
@@ -39,21 +39,21 @@ impl S3 {
         Self { host, access_key: access_key.to_owned(), secret_key: secret_key.to_owned() }
     }
 
-    /// Access key and secret key.
+    /// The access key and the secret key.
     pub fn keys(&self) -> (&str, &str) {
         (&self.access_key, &self.secret_key)
     }
 
-    /// The same keys at another server, or at a proxy before it.
+    /// A client with the same keys for another server, or for a proxy in front of it.
     pub fn at(&self, url: &str) -> Self {
         Self::new(url, &self.access_key, &self.secret_key)
     }
 
-    /// Makes a bucket; one that exists is fine.
+    /// Creates a bucket, unless it exists.
     pub async fn make_bucket(&self, bucket: &str) -> Result<()> {
         match self.request(Method::PUT, &format!("/{bucket}"), Bytes::new()).await? {
             (status, _) if status.is_success() || status == StatusCode::CONFLICT => Ok(()),
-            (status, body) => Err(refused("make the bucket", bucket, status, &body)),
+            (status, body) => Err(refused("create the bucket", bucket, status, &body)),
         }
     }
 
@@ -73,7 +73,7 @@ impl S3 {
         }
     }
 
-    /// Sends one signed request; `path` has only characters that need no escape.
+    /// Sends one signed request; `path` must contain only characters that need no escaping.
     pub async fn request(&self, method: Method, path: &str, body: Bytes) -> Result<(StatusCode, Bytes)> {
         let doing = || format!("{method} {path} at {}", self.host);
         let time = amz_time(std::time::SystemTime::now());
@@ -101,7 +101,7 @@ impl S3 {
         answered.map_err(|error: hyper::Error| io::Error::other(error)).doing(doing)
     }
 
-    /// While nodes come and go, the host's way to a service may be interrupted for a moment.
+    /// While nodes come and go, the host may have no route to a service for a moment.
     async fn connect(&self) -> io::Result<TcpStream> {
         let began = Instant::now();
         loop {
@@ -135,19 +135,19 @@ impl S3 {
     }
 }
 
-/// Whether nobody could be asked. A server that refuses a connection is there, or known to be away.
+/// Whether the request went nowhere. A server that refuses a connection has answered.
 fn is_without_route(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NetworkUnreachable | ErrorKind::HostUnreachable | ErrorKind::TimedOut)
 }
 
 fn refused(doing: &str, what: &str, status: StatusCode, body: &Bytes) -> Error {
     Error::Refused(format!(
-        "{doing} {what}: the S3 server answers {status}: {}",
+        "cannot {doing} {what}: the S3 server answered {status}: {}",
         String::from_utf8_lossy(body)
     ))
 }
 
-/// `20130524T000000Z`, from days since 1970 by the usual reckoning of the civil calendar.
+/// `20130524T000000Z`, from the days since 1970 by the usual algorithm for the civil calendar.
 fn amz_time(now: std::time::SystemTime) -> String {
     let seconds = now.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, rest) = (seconds / 86_400, seconds % 86_400);

@@ -1,4 +1,4 @@
-//! Valkey and S3 inside the cluster, and the ways in which they fail.
+//! Valkey and S3 inside the cluster, and how to make them fail.
 
 use std::{
     os::unix::fs::chown,
@@ -30,9 +30,9 @@ use crate::{
 
 /// The namespace of the backing services.
 pub const NAMESPACE: &str = "backing";
-/// Valkey, for pods by name and for pods and the host by address.
+/// Valkey's host name, for pods.
 pub const VALKEY_HOST: &str = "valkey.backing.svc.cluster.local";
-/// The address of the Valkey service.
+/// Valkey's address, for pods and the host.
 pub const VALKEY_IP: &str = "10.89.0.20";
 /// S3 for pods.
 pub const S3_URL: &str = "http://s3.backing.svc.cluster.local:7070";
@@ -41,9 +41,9 @@ pub const S3_IP_URL: &str = "http://10.89.0.30:7070";
 
 /// The uid that every image of ours runs as.
 const NONROOT: u32 = 65532;
-/// A pod starts within seconds; the machine may be busy.
+/// A pod starts within seconds, but the machine may be busy.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// On one machine a connection is there at once or not at all.
+/// On one machine a connection succeeds at once or not at all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The backing services of a cluster.
@@ -57,10 +57,10 @@ pub struct Services {
 }
 
 impl Services {
-    /// Starts them, or finds them running.
+    /// Starts the services, or finds them running.
     pub(crate) async fn start(testbed: &Testbed) -> Result<Self> {
         let credentials = Credentials::read(testbed.paths())?;
-        // The last object of the manifest: images are loaded before it is there.
+        // The last object of the manifest, which is applied after images are loaded.
         let last: Api<Service> = Api::namespaced(testbed.client(), NAMESPACE);
         let whole = last.get_opt("s3").await.doing(|| "look for the backing services".to_owned())?.is_some();
         apply(testbed, &credentials, whole)?;
@@ -69,18 +69,18 @@ impl Services {
             s3: S3::new(S3_IP_URL, &credentials.s3_access_key, &credentials.s3_secret_key),
             valkey_password: credentials.valkey_password,
         };
-        // A test that failed may have left one away.
+        // A failed test may have left one of them down.
         services.restart_valkey().await?;
         services.restart_s3().await?;
         Ok(services)
     }
 
-    /// Ends Valkey as a power cut would, and keeps it away until [`Self::restart_valkey`].
+    /// Ends Valkey as a power cut would; it stays down until [`Self::restart_valkey`].
     pub async fn kill_valkey(&self) -> Result<()> {
         self.kill("valkey").await
     }
 
-    /// Starts Valkey again, with what its append-only file kept.
+    /// Starts Valkey again, with the contents of its append-only file.
     pub async fn restart_valkey(&self) -> Result<()> {
         self.scale("valkey", 1).await?;
         self.wait_ready("valkey").await
@@ -95,7 +95,7 @@ impl Services {
         self.restart_valkey().await
     }
 
-    /// Ends the S3 server as a power cut would, and keeps it away until [`Self::restart_s3`].
+    /// Ends the S3 server as a power cut would; it stays down until [`Self::restart_s3`].
     pub async fn kill_s3(&self) -> Result<()> {
         self.kill("s3").await
     }
@@ -106,7 +106,7 @@ impl Services {
         self.wait_ready("s3").await
     }
 
-    /// Killed before it is scaled away: being asked to end, Valkey would save first.
+    /// Killed before it is scaled down: if asked to end, Valkey would save first.
     async fn kill(&self, service: &str) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.testbed.client(), NAMESPACE);
         let selected = ListParams::default().labels(&format!("app={service}"));
@@ -134,13 +134,13 @@ impl Services {
         Ok(())
     }
 
-    /// Ready in Kubernetes is not enough: kube-proxy learns of it a moment later.
+    /// Readiness in Kubernetes is not enough, because kube-proxy learns of it a moment later.
     async fn wait_ready(&self, service: &str) -> Result<()> {
         let api: Api<Deployment> = Api::namespaced(self.testbed.client(), NAMESPACE);
         let address =
             if service == "valkey" { format!("{VALKEY_IP}:6379") } else { S3_IP_URL.replace("http://", "") };
         let ready = async || {
-            let found = api.get(service).await.doing(|| format!("look at {service}"))?;
+            let found = api.get(service).await.doing(|| format!("read the state of {service}"))?;
             let status = found.status.unwrap_or_default();
             let current = status.observed_generation >= found.metadata.generation;
             if !current || status.available_replicas.unwrap_or_default() == 0 {
@@ -153,7 +153,7 @@ impl Services {
     }
 }
 
-/// What the services ask for, made once per cluster: whoever starts them first, they are the same.
+/// The services' credentials, created once per cluster so that they are the same for every caller.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Credentials {
     valkey_password: String,
@@ -162,7 +162,7 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Makes them for a cluster that is about to start.
+    /// Creates them for a cluster that is about to start.
     pub(crate) fn create(paths: &Paths) -> Result<()> {
         let random = || Result::Ok(paths::read("/proc/sys/kernel/random/uuid")?.trim().replace('-', ""));
         let (valkey_password, s3_secret_key) = (random()?, random()?);
@@ -181,8 +181,9 @@ impl Credentials {
     }
 }
 
-/// Applies the manifest, which changes nothing where it was applied to the end before. One process at a time, because
-/// several make the images and folders at the same place; nothing is awaited meanwhile, so that nobody waits for himself.
+/// Applies the manifest, which changes nothing if it was already applied completely. Only one process at a
+/// time does so, because several would create images and folders in the same place. It awaits nothing
+/// meanwhile, so it cannot deadlock with itself.
 fn apply(testbed: &Testbed, credentials: &Credentials, whole: bool) -> Result<()> {
     let paths = testbed.paths();
     let _lock = state::lock()?;
@@ -205,8 +206,8 @@ fn apply(testbed: &Testbed, credentials: &Credentials, whole: bool) -> Result<()
     cluster::apply(paths, &manifest)
 }
 
-/// A folder for a service that does not run as root.
+/// Creates a folder for a service that does not run as root.
 fn make_data(folder: &Path) -> Result<()> {
     paths::make_dir(folder)?;
-    chown(folder, Some(NONROOT), Some(NONROOT)).doing(|| format!("hand {} to its service", folder.display()))
+    chown(folder, Some(NONROOT), Some(NONROOT)).doing(|| format!("change the owner of {}", folder.display()))
 }

@@ -1,4 +1,5 @@
-//! The machine-wide record of the one cluster: whose it is, how far it got, what the machine was like before.
+//! The machine-wide record of the one cluster: whose it is, how far it got, and the machine's original
+//! settings.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +16,7 @@ use crate::{
     process::{self, Running},
 };
 
-/// Settings of the kernel that a kubelet changes for the whole machine.
+/// Kernel settings that a kubelet changes for the whole machine.
 const KERNEL_SETTINGS: [&str; 6] = [
     "vm/overcommit_memory",
     "vm/panic_on_oom",
@@ -25,34 +26,34 @@ const KERNEL_SETTINGS: [&str; 6] = [
     "kernel/keys/root_maxbytes",
 ];
 
-/// What is known about the cluster of this machine.
+/// The record of this machine's cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The checkout it belongs to.
+    /// The checkout that it belongs to.
     pub root: PathBuf,
-    /// The boot it was started in; after another one nothing of it runs.
+    /// The boot in which it started; after another boot none of it runs.
     boot: String,
-    /// Real nodes.
+    /// Number of real nodes.
     pub nodes: u8,
-    /// Fake nodes.
+    /// Number of fake nodes.
     pub kwok: u32,
-    /// Whether its start was finished.
+    /// Whether it finished starting.
     pub ready: bool,
-    /// Settings of the kernel before it was started.
+    /// Kernel settings before it started.
     kernel: BTreeMap<String, String>,
-    /// cgroup v2: the controllers that the machine handed to its own cgroups before it was started.
+    /// cgroup v2: the controllers that the machine's root had delegated before it started.
     #[serde(default)]
     controllers: Vec<String>,
 }
 
-/// What a look at the machine finds.
+/// The state of the machine.
 #[derive(Debug)]
 pub enum Found {
     /// No cluster was started, or it was taken down.
     Nothing,
-    /// A cluster that was started to the end and whose control plane runs.
+    /// A cluster that finished starting, and whose control plane runs.
     Up(Record),
-    /// A start that was interrupted, a crash, or a reboot; `None` when even the record is unreadable.
+    /// An interrupted start, a crash, or a reboot; `None` if even the record is unreadable.
     Stale(Option<Record>),
 }
 
@@ -69,34 +70,35 @@ impl Record {
         Ok(record)
     }
 
-    /// A record of nothing but whose cluster it is.
+    /// A record that contains only whose cluster it is.
     #[cfg(test)]
     pub(crate) fn of(root: &Path) -> Self {
         let (root, boot, kernel) = (root.to_owned(), String::new(), BTreeMap::new());
         Self { root, boot, nodes: 1, kwok: 0, ready: true, kernel, controllers: Vec::new() }
     }
 
-    /// Says that the start was finished.
+    /// Records that the start is finished.
     pub fn finish(mut self) -> Result<Self> {
         self.ready = true;
         self.write()?;
         Ok(self)
     }
 
-    /// The copy in the checkout, for when /run is lost: a reboot empties it, and what was changed below /var stays.
+    /// Reads the copy in the checkout, in case /run is lost: a reboot empties it, but changes below /var
+    /// stay.
     pub(crate) fn copy(paths: &Paths) -> Option<Self> {
         let text = fs::read_to_string(copy_file(&paths.root)).ok()?;
         let record: Self = serde_json::from_str(&text).ok()?;
         Some(Self { root: paths.root.clone(), ..record })
     }
 
-    /// Puts the kernel's settings back. The testbed's cgroups must be gone.
+    /// Restores the kernel's settings. The testbed's cgroups must be gone.
     pub fn restore_kernel(&self) {
         if self.boot != boot().unwrap_or_default() {
             return;
         }
         for (name, value) in &self.kernel {
-            // A machine that refuses the old value refused the kubelet's too.
+            // A machine that refuses the old value also refused the kubelet's.
             let _ = fs::write(kernel_file(name), value);
         }
         cgroup::restore(&self.controllers);
@@ -104,7 +106,7 @@ impl Record {
 
     fn write(&self) -> Result<()> {
         let text = serde_json::to_string_pretty(self).doing(|| "write the cluster's record".to_owned())?;
-        // A record is whole or not there: it decides what `down` may touch.
+        // A record is complete or absent, because it decides what `down` may touch.
         for file in [copy_file(&self.root), file()] {
             let half = file.with_extension("half");
             paths::write(&half, &text)?;
@@ -121,7 +123,7 @@ impl Record {
     }
 }
 
-/// Looks at what is there.
+/// Inspects the machine.
 pub fn find() -> Found {
     let Ok(text) = fs::read_to_string(file()) else {
         return if Path::new(RUN).exists() { Found::Stale(None) } else { Found::Nothing };
@@ -133,19 +135,19 @@ pub fn find() -> Found {
     }
 }
 
-/// One `up` or `down` at a time on a machine; released when the file is dropped.
+/// Allows one `up` or `down` at a time on a machine, until the file is dropped.
 pub(crate) fn lock() -> Result<File> {
     let path = Path::new("/run/lock/openfilter-testbed.lock");
     paths::make_dir("/run/lock")?;
     let file = File::create(path).doing(|| format!("open {} (are you root?)", path.display()))?;
     if file.try_lock().is_err() {
-        eprintln!("waiting for another process that starts, stops or mends the cluster ...");
+        eprintln!("waiting for another process that starts, stops or repairs the cluster ...");
         file.lock().doing(|| "wait for another `up` or `down`".to_owned())?;
     }
     Ok(file)
 }
 
-/// The names of recorded processes that do not run any more.
+/// The names of recorded processes that no longer run.
 pub fn dead() -> Vec<String> {
     process::recorded().into_iter().filter(|name| Running::find(name).is_none()).collect()
 }
@@ -162,7 +164,7 @@ fn kernel_file(name: &str) -> PathBuf {
     Path::new("/proc/sys").join(name)
 }
 
-/// The kernel's name for this boot.
+/// The kernel's id of this boot.
 pub(crate) fn boot() -> Result<String> {
     Ok(paths::read("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }

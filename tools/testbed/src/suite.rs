@@ -1,4 +1,4 @@
-//! What a suite uses: a cluster that is there, things to do in it, and things to do to it.
+//! The interface for suites: a running cluster, actions in it, and faults.
 
 use std::{
     io::Write,
@@ -26,7 +26,7 @@ use crate::{
     services::Services,
 };
 
-/// A cluster that is up.
+/// A running cluster.
 #[derive(Clone)]
 pub struct Testbed {
     paths: Paths,
@@ -41,16 +41,16 @@ impl std::fmt::Debug for Testbed {
 }
 
 impl Testbed {
-    /// The cluster of this checkout, started with one node if it is not up.
+    /// Uses the cluster of this checkout, or starts it with one node.
     pub async fn start_or_reuse() -> Result<Self> {
         Self::with_nodes(1).await
     }
 
-    /// The cluster of this checkout with at least this many nodes; a smaller one is replaced, and nodes that an
-    /// earlier test left dead are started again.
+    /// Uses the cluster of this checkout with at least this many nodes. Replaces a smaller one, and starts
+    /// nodes again that an earlier test left dead.
     pub async fn with_nodes(nodes: u8) -> Result<Self> {
         let paths = Paths::find()?;
-        // A test that was ended from outside may have left some paused; to a program that runs this is nothing.
+        // A test that was killed may have left programs paused; a running program ignores this signal.
         let _ = signal(API_SERVER, "CONT");
         for number in 1..=network::NODES_MAX {
             let _ = signal(&Node::new(&paths, number).kubelet(), "CONT");
@@ -64,27 +64,27 @@ impl Testbed {
         self.client.clone()
     }
 
-    /// Where the cluster's files are.
+    /// The paths of the cluster's files.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
 
-    /// A namespace of its own for a test; it goes when the value is dropped, also by a panic.
+    /// Creates a namespace for a test; it is deleted when the value is dropped, even by a panic.
     pub async fn namespace(&self, prefix: &str) -> Result<Namespace> {
         self.labelled_namespace(prefix, &[]).await
     }
 
-    /// As [`Self::namespace`], with labels.
+    /// Does the same as [`Self::namespace`], with labels.
     pub async fn labelled_namespace(&self, prefix: &str, labels: &[(&str, &str)]) -> Result<Namespace> {
         let labels: serde_json::Map<_, _> =
             labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
         let wanted = json!({"metadata": {"generateName": format!("{prefix}-"), "labels": labels}});
-        let doing = || format!("make a namespace {prefix}-…");
+        let doing = || format!("create a namespace {prefix}-…");
         let wanted: ApiNamespace = serde_json::from_value(wanted).doing(doing)?;
         let api: Api<ApiNamespace> = Api::all(self.client());
         let made = api.create(&PostParams::default(), &wanted).await.doing(doing)?;
         let name = made.metadata.name.unwrap_or_default();
-        // Pods are refused until the namespace has its service account.
+        // The API server refuses pods until the namespace has its service account.
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> = Api::namespaced(self.client(), &name);
         let account =
             async || accounts.get_opt("default").await.doing(|| "look for the service account".to_owned());
@@ -92,7 +92,7 @@ impl Testbed {
         Ok(Namespace { name, paths: self.paths.clone() })
     }
 
-    /// Waits for something; the error names the logs.
+    /// Waits until something is true; the error names the logs.
     pub async fn eventually<T>(
         &self,
         what: &str,
@@ -102,7 +102,7 @@ impl Testbed {
         eventually(&self.paths, what, timeout, probe).await
     }
 
-    /// What kubectl prints, or what it says when it fails.
+    /// The output of kubectl, or its error message if it fails.
     pub fn kubectl(&self, words: &[&str], input: &str) -> std::result::Result<String, String> {
         let output = self.run_kubectl(words, input).map_err(|error| error.to_string())?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -113,7 +113,7 @@ impl Testbed {
         }
     }
 
-    /// Runs kubectl with something to read.
+    /// Runs kubectl with input.
     pub fn run_kubectl(&self, words: &[&str], input: &str) -> Result<Output> {
         let doing = || format!("run kubectl {}", words.join(" "));
         let mut command = Command::new(self.paths.bin("kubectl"));
@@ -121,7 +121,7 @@ impl Testbed {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().doing(doing)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A kubectl that ends without reading says why by itself.
+            // A kubectl that ends without reading reports the reason itself.
             let _ = stdin.write_all(input.as_bytes());
         }
         child.wait_with_output().doing(doing)
@@ -132,7 +132,8 @@ impl Testbed {
         self.running_nodes().try_for_each(|node| images::load(&node, archive))
     }
 
-    /// Builds images of the table and loads them into every node that does not have them: suites ask for the same ones.
+    /// Builds images of the table, and loads them into every node that lacks them, because several suites ask
+    /// for the same ones.
     pub fn load_images(&self, sets: &[Set]) -> Result<()> {
         for archive in images::build(&self.paths, sets, Profile::own())? {
             self.running_nodes().try_for_each(|node| images::load_if_missing(&node, &archive))?;
@@ -140,12 +141,12 @@ impl Testbed {
         Ok(())
     }
 
-    /// The backing services, started if they do not run.
+    /// The backing services, which are started if necessary.
     pub async fn services(&self) -> Result<Services> {
         Services::start(self).await
     }
 
-    /// The cluster's certificate authority: for webhooks, which must serve TLS.
+    /// The cluster's certificate authority, for webhooks, which must serve TLS.
     pub fn authority(&self) -> Result<Authority> {
         Authority::load(&self.paths)
     }
@@ -158,15 +159,15 @@ impl Testbed {
     /// Ends a node's kubelet, containerd and containers at once, as a power cut would.
     pub fn kill_node(&self, name: &str) -> Result<()> {
         self.node(name)?.kill()?;
-        // The rules of a dead kube-proxy stay as they were: the host asks a living one.
+        // The rules of a dead kube-proxy stay as they were, so the host switches to a living one.
         match self.all_nodes().iter().find(|node| node.is_running()) {
             Some(living) => network::route_services(living.number),
             None => Ok(()),
         }
     }
 
-    /// Ends a container as a crash would, without a word; `id` is as the status of its pod has it. Its pod stays, and the
-    /// kubelet starts it again.
+    /// Ends a container as a crash would; `id` is its id in the status of its pod. The pod stays, and the
+    /// kubelet starts the container again.
     pub fn kill_container(&self, id: &str) -> Result<()> {
         let id = id.rsplit('/').next().unwrap_or(id);
         cgroup::signal("KILL", &cgroup::container_processes(id)?);
@@ -195,21 +196,21 @@ impl Testbed {
         self.all_nodes().into_iter().filter(Node::is_running)
     }
 
-    /// Stops the API server in the middle of what it does: connections stay open and nothing answers.
+    /// Freezes the API server: connections stay open and nothing answers.
     pub fn pause_api_server(&self) -> Result<PausedApiServer> {
         signal(API_SERVER, "STOP")?;
         Ok(PausedApiServer(()))
     }
 
-    /// Stops a node's kubelet in the middle of what it does, as a partition would: the containers of the node go on, and
-    /// nothing ends them.
+    /// Freezes a node's kubelet, as a partition would: the node's containers keep running, and nothing ends
+    /// them.
     pub fn pause_node(&self, name: &str) -> Result<PausedNode> {
         let node = self.node(name)?;
         signal(&node.kubelet(), "STOP")?;
         Ok(PausedNode(node))
     }
 
-    /// What a container printed.
+    /// The log of a container.
     pub async fn logs(&self, namespace: &str, pod: &str, container: &str) -> Result<String> {
         let params = kube::api::LogParams { container: Some(container.to_owned()), ..Default::default() };
         let pods: Api<Pod> = Api::namespaced(self.client(), namespace);
@@ -219,11 +220,11 @@ impl Testbed {
 
 /// The API server is paused until this is dropped.
 #[derive(Debug)]
-#[must_use = "the API server goes on as soon as this is dropped"]
+#[must_use = "the API server continues as soon as this is dropped"]
 pub struct PausedApiServer(());
 
 impl PausedApiServer {
-    /// Lets the API server go on.
+    /// Resumes the API server.
     pub fn resume(self) {}
 }
 
@@ -235,11 +236,11 @@ impl Drop for PausedApiServer {
 
 /// The kubelet of a node is paused until this is dropped.
 #[derive(Debug)]
-#[must_use = "the kubelet goes on as soon as this is dropped"]
+#[must_use = "the kubelet continues as soon as this is dropped"]
 pub struct PausedNode(Node);
 
 impl PausedNode {
-    /// Lets the kubelet go on.
+    /// Resumes the kubelet.
     pub fn resume(self) {}
 }
 
@@ -251,7 +252,7 @@ impl Drop for PausedNode {
 
 /// Sends a signal to a program of the cluster, by its name in records and logs.
 fn signal(program: &str, name: &str) -> Result<()> {
-    let running = Running::find(program).ok_or_else(|| Error::Refused(format!("{program} does not run")))?;
+    let running = Running::find(program).ok_or_else(|| Error::Refused(format!("{program} is not running")))?;
     cgroup::signal(name, &[running.pid]);
     Ok(())
 }
@@ -271,20 +272,20 @@ impl Drop for Namespace {
             let start = [
                 program.display().to_string(),
                 format!("--kubeconfig={}", config.display()),
-                // A test that left the API server paused is not waited for.
+                // A test may have left the API server paused.
                 "--request-timeout=10s".to_owned(),
             ];
             let own = ["--namespace", self.name.as_str()].into_iter().chain(words.iter().copied());
             let words: Vec<String> = start.into_iter().chain(own.map(str::to_owned)).collect();
-            command::run("look at a namespace", &words).unwrap_or_else(|error| error.to_string())
+            command::run("read a namespace", &words).unwrap_or_else(|error| error.to_string())
         };
         if std::thread::panicking() {
-            eprintln!("--- {}: what was there when the test failed ---", self.name);
+            eprintln!("--- {}: state at the time of the failure ---", self.name);
             eprintln!("{}", kubectl(&["get", "pods,jobs", "-o", "wide"]));
             eprintln!("{}", kubectl(&["get", "events", "--sort-by=.lastTimestamp"]));
             eprintln!("logs of every component and pod: {}", self.paths.logs().display());
         }
-        // Not waited for: the next test has a namespace of its own.
+        // Not waited for: the next test has its own namespace.
         kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
     }
 }

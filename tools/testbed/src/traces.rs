@@ -1,6 +1,7 @@
-//! What containerd, the CNI plugins and the kubelet leave in folders of the machine that cannot be moved.
+//! Removes what containerd, the CNI plugins and the kubelet leave in folders of the machine that cannot be
+//! moved.
 //!
-//! Each is found through a record of our own nodes, so that another cluster's files in the same folders stay.
+//! A record of our own nodes leads to each trace, so that another cluster's files in the same folders stay.
 
 use std::{
     fs,
@@ -13,10 +14,10 @@ use crate::{
     paths::{self, Paths, RUN},
 };
 
-/// A kubelet's socket for device plugins. Kubelets have one path for it, and remove what they find there.
+/// A kubelet's socket for device plugins. All kubelets use this path, and remove what they find there.
 const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins/kubelet.sock";
 
-/// A kubelet that is not ours would lose its device plugins.
+/// Refuses to start on a machine with another kubelet, which would lose its device plugins.
 pub(crate) fn refuse_other_kubelet() -> Result<()> {
     if !Path::new(DEVICE_PLUGINS).exists() {
         return Ok(());
@@ -27,8 +28,9 @@ pub(crate) fn refuse_other_kubelet() -> Result<()> {
     )))
 }
 
-/// Removes them all. Before the nodes' own folders go, because those say which are ours. What has the same name in
-/// every cluster goes only if one of ours is `known` to have been here.
+/// Removes all traces. This happens before the nodes' own folders are removed, because those show which
+/// traces are ours. Traces that have the same name in every cluster are removed only if one of our clusters
+/// is `known` to have run here.
 pub(crate) fn remove(paths: &Paths, known: bool) -> Result<()> {
     for node in children(&paths.state().join("nodes")).iter().filter_map(|folder| folder.file_name()) {
         remove_of_containers(paths, &node.to_string_lossy())?;
@@ -41,7 +43,7 @@ pub(crate) fn remove(paths: &Paths, known: bool) -> Result<()> {
     if known {
         paths::remove(DEVICE_PLUGINS)?;
     }
-    // Only those that are empty go: somebody else's are not.
+    // Only empty folders are removed: others belong to something else.
     for folder in [
         "/var/lib/cni/results",
         "/var/lib/cni",
@@ -56,17 +58,18 @@ pub(crate) fn remove(paths: &Paths, known: bool) -> Result<()> {
     Ok(())
 }
 
-/// Removes those of one node's containers: the sockets of their shims and the cached results of their networks.
+/// Removes the traces of one node's containers: the sockets of their shims and the cached results of their
+/// networks.
 pub(crate) fn remove_of_containers(paths: &Paths, node: &str) -> Result<()> {
     let sandboxes = children(&paths.node(node).join("containerd/io.containerd.grpc.v1.cri/sandboxes"));
     let ids: Vec<_> = sandboxes.iter().filter_map(|folder| folder.file_name()?.to_str()).collect();
     for id in &ids {
-        // A shim's socket is named by the hash of its containerd's socket, namespace and sandbox.
+        // A shim's socket is named after the hash of its containerd's socket, namespace and sandbox.
         let hashed = Path::new(RUN).join(node).join("containerd.sock/k8s.io").join(id);
         let name = sha256(hashed.display().to_string().as_bytes());
         paths::remove(Path::new("/run/containerd/s").join(name))?;
     }
-    // Every shim that is alive also says where it listens.
+    // Every living shim also records where it listens.
     for bundle in children(&Path::new(RUN).join(node).join("containerd/io.containerd.runtime.v2.task/k8s.io"))
     {
         let address = fs::read_to_string(bundle.join("address")).unwrap_or_default();

@@ -30,7 +30,7 @@ use tokio::net::TcpStream;
 
 use common::{Valkey, alone, object, restricted, run_pod, shared};
 
-/// Longer than anything takes on a machine that compiles at the same time.
+/// Longer than anything takes, even on a machine that is also compiling.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 #[tokio::test]
@@ -49,7 +49,7 @@ async fn a_job_with_init_containers_completes_and_its_logs_are_read_through_the_
     let jobs: Api<Job> = Api::namespaced(testbed.client(), &namespace.name);
     jobs.create(&PostParams::default(), &job).await.unwrap();
     let completed = async || {
-        let job = jobs.get("steps").await.doing(|| "look at the Job".to_owned())?;
+        let job = jobs.get("steps").await.doing(|| "read the state of the Job".to_owned())?;
         Ok(job.status.and_then(|status| status.completion_time))
     };
     testbed.eventually("the Job completes", PATIENCE, completed).await.unwrap();
@@ -63,7 +63,7 @@ async fn a_job_with_init_containers_completes_and_its_logs_are_read_through_the_
 async fn a_pod_reaches_the_api_server_by_its_service_address_and_a_service_by_name() {
     let (testbed, _guard) = shared().await;
     let namespace = testbed.namespace("reach").await.unwrap();
-    // On the other node, so that the packets cross the bridge.
+    // On the other node, so that packets cross the bridge.
     let server: Pod = object(json!({"metadata": {"name": "web", "labels": {"app": "web"}}, "spec": {
         "nodeName": "node-2", "containers": [{"name": "web", "image": reference("busybox"),
             "command": ["sh", "-c", "echo hello >/tmp/index.html && exec httpd -f -p 8080 -h /tmp"]}]}}));
@@ -119,7 +119,7 @@ async fn a_killed_node_becomes_not_ready_its_pods_are_replaced_elsewhere_and_it_
     let killed = Instant::now();
     let nodes: Api<Node> = Api::all(testbed.client());
     let not_ready = async || {
-        let node = nodes.get("node-1").await.doing(|| "look at node-1".to_owned())?;
+        let node = nodes.get("node-1").await.doing(|| "read the state of node-1".to_owned())?;
         let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
         let silent =
             conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status != "True");
@@ -130,14 +130,14 @@ async fn a_killed_node_becomes_not_ready_its_pods_are_replaced_elsewhere_and_it_
     testbed.eventually("the pod runs on node-2", PATIENCE, async || runs_on("node-2").await).await.unwrap();
     println!("replaced after {:.1} s", killed.elapsed().as_secs_f32());
     let reached = async || {
-        // A packet to a pod that has just died is answered by nobody.
+        // Nothing answers a packet to a pod that has just died.
         let connected = tokio::time::timeout(Duration::from_secs(2), TcpStream::connect(&address)).await;
         Ok(connected.is_ok_and(|stream| stream.is_ok()).then_some(()))
     };
     testbed.eventually("the host reaches the pod by its service", PATIENCE, reached).await.unwrap();
     println!("reached after {:.1} s", killed.elapsed().as_secs_f32());
 
-    // An image that is loaded while it is dead is there when it is back.
+    // An image that is loaded while the node is dead is there when it returns.
     testbed.load_images(&[Set::Filters]).unwrap();
     testbed.restart_node("node-1").await.unwrap();
     let again =
@@ -177,11 +177,11 @@ async fn a_validating_webhook_in_a_pod_is_called() {
     let maps: Api<ConfigMap> = Api::namespaced(testbed.client(), name);
     let create = async |map: &str, deny: &str| {
         let map = object(json!({"metadata": {"name": map, "labels": {"deny": deny}}}));
-        // A dry run asks the webhook too, and can be tried again.
+        // A dry run also calls the webhook, and can be repeated.
         let dry = PostParams { dry_run: true, ..Default::default() };
-        maps.create(&dry, &map).await.doing(|| "make a ConfigMap".to_owned())
+        maps.create(&dry, &map).await.doing(|| "create a ConfigMap".to_owned())
     };
-    // Until the API server knows of the webhook everything is admitted, and until the pod serves nothing is.
+    // The API server admits everything until it knows the webhook, and nothing until the pod serves.
     let refused = async || match create("bad", "yes").await {
         Err(error) if error.to_string().contains("the denier refuses") => Ok(Some(())),
         other => other.map(|_| None),
@@ -358,7 +358,7 @@ async fn a_paused_api_server_is_silent_until_it_is_resumed() {
     let asked = tokio::time::timeout(Duration::from_secs(2), nodes.get("node-1")).await;
     assert!(asked.is_err(), "nothing answers");
     paused.resume();
-    let answers = async || nodes.get("node-1").await.map(Some).doing(|| "look at node-1".to_owned());
+    let answers = async || nodes.get("node-1").await.map(Some).doing(|| "read the state of node-1".to_owned());
     testbed.eventually("the API server answers again", PATIENCE, answers).await.unwrap();
 }
 
@@ -369,7 +369,7 @@ async fn a_cluster_that_is_up_is_reused_and_not_changed() {
     let record = || {
         let pids = std::fs::read_dir(format!("{RUN}/pids")).unwrap().map(|entry| entry.unwrap().path());
         let files = pids.chain([format!("{RUN}/cluster.json").into()]);
-        // Each holds a pid and its start time, so the same text is the same process.
+        // Each record contains a pid and its start time, so equal texts mean the same process.
         files.map(|file| (std::fs::read_to_string(&file).unwrap(), file)).collect::<BTreeSet<_>>()
     };
     let before = record();

@@ -1,4 +1,5 @@
-//! The images that `make images` builds and the Dockerfiles for users with Docker hold and declare the same.
+//! The images of `make images` and the Dockerfiles for users with Docker have the same contents and
+//! declarations.
 #![expect(clippy::unwrap_used, reason = "a Dockerfile that cannot be read is a failed test")]
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
@@ -9,31 +10,31 @@ use testbed::{
     images::{RECIPES, Recipe, SHIM, Set, Source},
 };
 
-/// Where the stage `build` has it.
+/// The shim's path in the stage `build`.
 const BUILT_SHIM: &str = "/src/target/static/shim/shim";
 
-/// What a stage of a Dockerfile declares.
+/// The declarations of a Dockerfile stage.
 #[derive(Debug, Default, PartialEq)]
 struct Declared {
     user: String,
     entrypoint: Vec<String>,
     env: Vec<String>,
     labels: BTreeMap<String, String>,
-    /// What is in it beside the program, and where that comes from.
+    /// The files besides the program, and their origins.
     files: BTreeMap<PathBuf, String>,
 }
 
-/// A file of the table, as a stage of a Dockerfile has it.
+/// A file of the table, in the words of a Dockerfile stage.
 fn described(content: &Content) -> String {
     match content {
         Content::Copy(path) => path.display().to_string(),
         Content::Text(text) => text.clone(),
         Content::Folder(mode) => format!("a folder, {mode:o}"),
-        Content::Program(_) | Content::Link(_) => "what no Dockerfile has".to_owned(),
+        Content::Program(_) | Content::Link(_) => "something that no Dockerfile has".to_owned(),
     }
 }
 
-/// What the script of the stage `build` puts into every image: what it prints into files, and folders of a mode.
+/// What the script of the stage `build` adds to every image: the files it prints, and folders with a mode.
 fn in_every_image(text: &str) -> BTreeMap<PathBuf, String> {
     let mut files = BTreeMap::new();
     let steps = text.replace("\\\n", "");
@@ -50,7 +51,7 @@ fn in_every_image(text: &str) -> BTreeMap<PathBuf, String> {
     files
 }
 
-/// Every named stage of a Dockerfile; continued lines are of no interest here.
+/// Every named stage of a Dockerfile; continuation lines do not matter here.
 fn stages(text: &str) -> BTreeMap<String, Declared> {
     let mut stages = BTreeMap::new();
     let mut current = String::new();
@@ -61,7 +62,8 @@ fn stages(text: &str) -> BTreeMap<String, Declared> {
             "FROM" => current = rest.split(" AS ").nth(1).unwrap_or_default().to_owned(),
             "USER" => stage.user = rest.to_owned(),
             "ENTRYPOINT" => stage.entrypoint = serde_json::from_str(rest).unwrap(),
-            // The program with what is in every image goes to the root, and other files to where they were.
+            // The program goes to the root together with the files of every image; other files keep their
+            // paths.
             "COPY" if rest.starts_with("--from=build ") && rest.ends_with(" /") => {
                 stage.files.extend(in_every_image(text));
             }
@@ -100,13 +102,13 @@ fn dockerfiles_hold_and_declare_what_the_table_does() {
                 (recipe.name.to_owned(), Declared { user, entrypoint, env, labels, files })
             })
             .collect();
-        // While the table has none, there is nothing to write a Dockerfile for; once it has one, there must be.
+        // An empty table needs no Dockerfile, but any other does.
         if table.is_empty() && !root.join(file).exists() {
             continue;
         }
         let text = fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
         let mut declared = stages(&text);
-        // Stages that only build declare nothing.
+        // Build-only stages declare nothing.
         declared.retain(|_, stage| *stage != Declared::default());
         assert_eq!(declared, table, "{file} (left) and the table (right)");
     }

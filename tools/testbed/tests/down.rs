@@ -1,4 +1,5 @@
-//! Proof that a cluster leaves nothing behind, however it ended. Alone in its program: it takes the cluster down.
+//! Proof that a cluster leaves nothing behind, however it ended. A separate program, because it takes the
+//! cluster down.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
 use std::{
@@ -52,12 +53,12 @@ async fn a_cluster_leaves_nothing_behind_however_it_ended() {
     let before = Before { machine: machine(), processes: processes(&paths) };
     assert!(testbed::down(&paths, Whose::Ours).unwrap().is_none(), "taking down nothing is fine");
 
-    // Ended in order, with fake nodes and finished pods.
+    // A regular end, with fake nodes and finished pods.
     assert!(matches!(testbed::up(&paths, 1, 2).await.unwrap(), Up::Started(_)));
     assert!(matches!(testbed::up(&paths, 1, 2).await.unwrap(), Up::Already(_)));
     assert!(!testbed::leftovers(&paths).unwrap().is_empty(), "what is there is seen");
     fake_nodes_run_a_job(&paths).await;
-    // Another checkout's tests neither replace it nor take it down.
+    // Tests of another checkout neither replace the cluster nor take it down.
     let other = Paths { root: "/somewhere/else".into() };
     for refused in [testbed::up(&other, 1, 0).await.map(drop), testbed::down(&other, Whose::Ours).map(drop)] {
         assert!(refused.unwrap_err().to_string().contains("down --any"));
@@ -66,7 +67,7 @@ async fn a_cluster_leaves_nothing_behind_however_it_ended() {
     testbed::down(&paths, Whose::Ours).unwrap();
     nothing_is_left(&paths, &before);
 
-    // The socket of somebody else's kubelet is left alone, by a start and by taking down.
+    // Neither a start nor `down` touches the socket of another kubelet.
     let socket = Path::new("/var/lib/kubelet/device-plugins/kubelet.sock");
     fs::create_dir_all(socket.parent().unwrap()).unwrap();
     fs::write(socket, "").unwrap();
@@ -77,7 +78,7 @@ async fn a_cluster_leaves_nothing_behind_however_it_ended() {
     testbed::down(&paths, Whose::Ours).unwrap();
     nothing_is_left(&paths, &before);
 
-    // Crashed: no pid is known any more, every process runs on.
+    // A crash: no pid is known, and every process keeps running.
     let started = Instant::now();
     testbed::up(&paths, 2, 0).await.unwrap();
     println!("two nodes and DNS were ready after {:.1} s", started.elapsed().as_secs_f32());
@@ -86,21 +87,21 @@ async fn a_cluster_leaves_nothing_behind_however_it_ended() {
     testbed::down(&paths, Whose::Ours).unwrap();
     nothing_is_left(&paths, &before);
 
-    // Interrupted in the middle of its start; the next start removes that by itself.
+    // An interrupted start, which the next start removes by itself.
     let half = tokio::time::timeout(Duration::from_millis(500), testbed::up(&paths, 1, 0)).await;
-    assert!(half.is_err(), "it was not up yet");
+    assert!(half.is_err(), "it is not up yet");
     assert!(matches!(testbed::find(), Found::Stale(_)));
-    // And again when its first pod is there.
+    // Another interruption, when the first pod exists.
     tokio::select! {
         up = testbed::up(&paths, 1, 0) => panic!("it came up before its pods: {up:?}"),
         () = a_pod_is_there() => {}
     }
     assert!(matches!(testbed::find(), Found::Stale(_)));
-    assert!(!processes(&paths).is_empty(), "what runs is seen");
+    assert!(!processes(&paths).is_empty(), "running processes are found");
     testbed::down(&paths, Whose::Ours).unwrap();
     nothing_is_left(&paths, &before);
 
-    // The power failed, and with the boot went /run: what is left elsewhere is removed by the next start, too.
+    // A power failure: /run is lost with the boot, and the next start also removes what is left elsewhere.
     assert!(matches!(testbed::up(&paths, 1, 0).await.unwrap(), Up::Started(_)));
     testbed::cut_power().unwrap();
     forget_run();
@@ -113,7 +114,7 @@ async fn a_cluster_leaves_nothing_behind_however_it_ended() {
     nothing_is_left(&paths, &before);
 }
 
-/// The machine without a cluster.
+/// The state of the machine without a cluster.
 struct Before {
     machine: Vec<(&'static str, String)>,
     processes: BTreeMap<u32, String>,
@@ -129,8 +130,8 @@ fn nothing_is_left(paths: &Paths, before: &Before) {
     }
 }
 
-/// Processes that have to do with a cluster, by what they are and not by the cgroup that the testbed put them in: its
-/// programs, whoever was started with one of its paths, and whoever lives in a container of it.
+/// Processes that belong to a cluster, identified without the testbed's cgroups: its programs, processes with
+/// one of its paths among their arguments, and processes in one of its containers.
 fn processes(paths: &Paths) -> BTreeMap<u32, String> {
     let own = fs::read_link("/proc/self/ns/mnt").unwrap();
     let marks = [paths.state().display().to_string(), RUN.to_owned()];
@@ -160,7 +161,7 @@ async fn a_pod_is_there() {
     }
 }
 
-/// Loses what is in /run, as a reboot does.
+/// Loses the contents of /run, as a reboot does.
 fn forget_run() {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let mounted = mounts.lines().filter_map(|line| line.split(' ').nth(1));
@@ -178,7 +179,7 @@ async fn fake_nodes_run_a_job(paths: &Paths) {
         "containers": [{"name": "main", "image": reference("busybox")}]}}}});
     jobs.create(&PostParams::default(), &serde_json::from_value(job).unwrap()).await.unwrap();
     let completed = async || {
-        let job = jobs.get("fake").await.doing(|| "look at the Job".to_owned())?;
+        let job = jobs.get("fake").await.doing(|| "read the state of the Job".to_owned())?;
         Ok(job.status.and_then(|status| status.completion_time))
     };
     let timeout = Duration::from_secs(300);

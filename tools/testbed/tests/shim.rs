@@ -14,12 +14,12 @@ const PT_INTERP: u32 = 3;
 fn the_shim_is_small_and_needs_no_library() {
     let program = fs::read(static_shim(&Paths::find().unwrap()).unwrap()).unwrap();
     assert!(program.len() < BYTES_MAX, "{} bytes", program.len());
-    assert!(!header_types(&program).contains(&PT_INTERP), "it asks for a dynamic loader");
+    assert!(!header_types(&program).contains(&PT_INTERP), "it needs a dynamic loader");
     let test = fs::read(std::env::current_exe().unwrap()).unwrap();
-    assert!(header_types(&test).contains(&PT_INTERP), "a program that is linked as usual does");
+    assert!(header_types(&test).contains(&PT_INTERP), "a dynamically linked program needs one");
 }
 
-/// The types of the program headers of a 64-bit ELF file of this machine's byte order.
+/// The types of the program headers of a 64-bit ELF file in this machine's byte order.
 fn header_types(elf: &[u8]) -> Vec<u32> {
     assert_eq!(&elf[..5], b"\x7fELF\x02");
     let short = |at: usize| usize::from(u16::from_ne_bytes(elf[at..at + 2].try_into().unwrap()));

@@ -1,4 +1,4 @@
-//! What the tests of the testbed share: the cluster, pods that run to their end, and a line of Valkey's protocol.
+//! Shared by the testbed's tests: the cluster, pods that run to their end, and a minimal Valkey client.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tokio::{
     sync::{RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-/// Tests that break something run alone, the others side by side.
+/// Tests that break something run alone, all others concurrently.
 static CLUSTER: RwLock<()> = RwLock::const_new(());
 
-/// The cluster, for a test that leaves others in peace.
+/// The cluster, for a test that does not disturb others.
 pub(crate) async fn shared() -> (Testbed, RwLockReadGuard<'static, ()>) {
     let guard = CLUSTER.read().await;
     (Testbed::with_nodes(2).await.unwrap(), guard)
@@ -34,7 +34,7 @@ pub(crate) fn object<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-/// What Pod Security "restricted" asks of a container, and a read-only root filesystem.
+/// What Pod Security "restricted" requires of a container, and a read-only root filesystem.
 pub(crate) fn restricted() -> Value {
     json!({"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "runAsNonRoot": true, "runAsUser": 65532,
            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"}})
@@ -48,14 +48,14 @@ pub(crate) struct Ended {
     pub(crate) log: String,
 }
 
-/// Runs a pod whose container is called `main` to its end.
+/// Runs a pod with a container called `main` to its end.
 pub(crate) async fn run_pod(testbed: &Testbed, namespace: &str, name: &str, mut spec: Value) -> Ended {
     spec["restartPolicy"] = json!("Never");
     let pods: Api<Pod> = Api::namespaced(testbed.client(), namespace);
     let pod = object(json!({"metadata": {"name": name}, "spec": spec}));
     pods.create(&PostParams::default(), &pod).await.unwrap();
     let ended = async || {
-        let pod = pods.get(name).await.doing(|| format!("look at the pod {name}"))?;
+        let pod = pods.get(name).await.doing(|| format!("read the state of the pod {name}"))?;
         let statuses = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
         Ok(statuses.into_iter().find_map(|status| status.state?.terminated))
     };
@@ -65,7 +65,7 @@ pub(crate) async fn run_pod(testbed: &Testbed, namespace: &str, name: &str, mut 
     Ended { code: ended.exit_code, reason: ended.reason.unwrap_or_default(), log }
 }
 
-/// A connection to Valkey that is logged in.
+/// An authenticated connection to Valkey.
 #[derive(Debug)]
 pub(crate) struct Valkey(BufReader<TcpStream>);
 
@@ -80,7 +80,7 @@ impl Valkey {
         }
     }
 
-    /// One command, one answer; a value follows its length.
+    /// Sends one command and returns its answer; a value follows its length.
     pub(crate) async fn ask(&mut self, command: &str) -> Result<String, String> {
         let answer = async {
             self.0.get_mut().write_all(format!("{command}\r\n").as_bytes()).await?;
