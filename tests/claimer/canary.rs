@@ -1,5 +1,5 @@
-//! The canary: after a failure of the storage the claimer reads one byte of an object that could be read before. That tells a
-//! single bad object from a storage that is down.
+//! The canary: after a storage failure the claimer reads one byte of an object that was readable before. That
+//! tells a single bad object from a storage outage.
 
 use std::fs;
 use std::time::Duration;
@@ -55,7 +55,7 @@ async fn a_storage_that_fails_for_every_object_is_down() {
     assert_eq!(ended_as(&bench.claim().await), (Err(Exit::StorageUnreachable), Some(false)));
 }
 
-/// With the default: a run learns soon that its storage is gone.
+/// With the default settings a run soon learns that its storage is gone.
 #[tokio::test]
 async fn a_refused_connection_is_given_up_within_five_seconds() {
     let (mut bench, _proxy) = with_canary().await;
@@ -77,7 +77,8 @@ async fn without_a_canary_nothing_is_claimed_about_the_storage() {
     assert!(!proxy.seen().iter().any(|line| line.contains("list-type")), "{:?}", proxy.seen());
 }
 
-/// Filters and people delete files that were processed. Then a listing proposes others, and reading one is the proof.
+/// Filters and people delete processed files. A listing then proposes other objects, and reading one is the
+/// proof.
 #[tokio::test]
 async fn when_all_canaries_were_deleted_another_object_is_read() {
     let (mut bench, proxy) = with_canary().await;
@@ -94,7 +95,7 @@ async fn when_all_canaries_were_deleted_another_object_is_read() {
     assert_eq!(ended_as(&bench.claim().await), (Err(Exit::NoAccess), Some(true)));
 }
 
-/// This run has never read what the listing proposes.
+/// This run has never read the objects that the listing proposes.
 #[tokio::test]
 async fn a_proposed_object_that_cannot_be_read_and_a_refused_listing_prove_nothing() {
     for fault in [Fault::Forbidden, Fault::InternalError, Fault::Missing] {
@@ -127,7 +128,7 @@ async fn a_canary_that_was_deleted_gives_way_to_one_that_is_there() {
     assert_eq!(
         ended_as(&bench.claim().await),
         (Err(Exit::NoAccess), Some(false)),
-        "what is there is refused"
+        "the existing object is refused"
     );
 }
 
@@ -163,7 +164,7 @@ async fn one_byte_is_read_and_an_empty_canary_is_as_good() {
     let mut bench = Bench::start().await;
     let server = Fake::start(|request| {
         let canary = request.uri().path() == format!("/{BUCKET}/good");
-        // As services answer who asks for the first byte of nothing.
+        // Services answer like this when asked for the first byte of an empty object.
         if canary { status(416) } else { status(403) }
     })
     .await;

@@ -1,4 +1,4 @@
-//! Claiming: which file, how patiently, and how it ends.
+//! Claiming: which file, how patiently, and how failures end.
 
 use std::time::{Duration, Instant};
 
@@ -153,7 +153,7 @@ async fn sigterm_ends_it_at_once() {
     assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     let status = child.wait().await.unwrap();
     assert_eq!(status.code(), Some(143));
-    // Much sooner than its wait for a file ends.
+    // Much sooner than the wait for a file ends.
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
 }
 

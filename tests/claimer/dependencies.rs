@@ -1,4 +1,4 @@
-//! What the claimer is made of: it is pulled to every node and started in every pod.
+//! The claimer's dependencies: every node pulls it and every pod starts it, so they must be few.
 
 use std::process::Command;
 

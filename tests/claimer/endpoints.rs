@@ -1,4 +1,4 @@
-//! Every way to name a service and to authenticate there really works.
+//! Every documented way to name a service and to authenticate works.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ async fn an_endpoint_without_a_scheme_is_https_and_its_certificate_matters() {
     bench.assert_no_input();
     bench.set("S3_INSECURE_SKIP_TLS_VERIFY", "true").claim().await.assert_ok();
     assert_eq!(bench.input(), b"x");
-    // With a CA that the machine trusts there is nothing to skip.
+    // With a CA that the machine trusts, no check has to be skipped.
     let file = bench.folder.path().join("ca.pem");
     fs::write(&file, ca).unwrap();
     bench.set("S3_INSECURE_SKIP_TLS_VERIFY", "false").set("SSL_CERT_FILE", file.display().to_string());
@@ -39,7 +39,7 @@ async fn skipping_verification_still_sees_failures_and_large_files() {
     bench.set("S3_SECRET_ACCESS_KEY", "wrong").claim().await.assert_failed(14, &["NoAccess"]);
 }
 
-/// A wrapper that gives the program names of its own: `name` is this machine.
+/// A wrapper that gives the program its own host names: `name` resolves to `address`.
 fn with_hosts(bench: &Bench, address: &str, name: &str) -> String {
     let hosts = bench.folder.path().join("hosts");
     fs::write(&hosts, format!("127.0.0.1 localhost\n{address} {name}\n")).unwrap();
@@ -64,12 +64,12 @@ async fn the_bucket_goes_into_the_host_name_unless_path_style_is_asked_for() {
     let wrapper: Vec<&str> = UNSHARE.into_iter().chain([hosts.as_str()]).collect();
     bench.run(&mut bench.wrapped(&wrapper)).await.assert_ok();
     assert_eq!(bench.input(), b"x");
-    // With path style the host is the endpoint's, which has no address here.
+    // With path style, the host is the endpoint's, which does not resolve here.
     bench.set("S3_USE_PATH_STYLE", "true");
     bench.run(&mut bench.wrapped(&wrapper)).await.assert_failed(17, &["StorageUnreachable"]);
 }
 
-/// Without the bucket before it, a leading slash of the key is the second one of the path.
+/// Without the bucket in front, a leading slash of the key becomes the second slash of the path.
 #[tokio::test]
 async fn keys_that_look_like_paths_stay_so_after_a_host_name() {
     let mut bench = Bench::start().await;
@@ -89,7 +89,7 @@ async fn keys_that_look_like_paths_stay_so_after_a_host_name() {
     }
 }
 
-/// Port 443 of an address that is this test's own: needs root, as the testbed does.
+/// Uses port 443 of an address of its own, which needs root, as the testbed does.
 #[tokio::test]
 async fn without_an_endpoint_it_is_aws_in_its_region() {
     let mut bench = Bench::start().await;
@@ -132,7 +132,7 @@ async fn given_keys_win_over_everything_in_the_environment() {
     bench.claim().await.assert_ok();
 }
 
-/// The way of EKS Pod Identity: an agent on the node gives credentials for a token.
+/// EKS Pod Identity: an agent on the node exchanges a token for credentials.
 #[tokio::test]
 async fn without_keys_the_pods_own_identity_is_used() {
     let mut bench = Bench::start().await;
@@ -152,7 +152,7 @@ async fn without_keys_the_pods_own_identity_is_used() {
     bench.set("S3_ENDPOINT", format!("http://{}", s3.address));
     bench.set("AWS_CONTAINER_CREDENTIALS_FULL_URI", format!("http://{}/v1/credentials", agent.address));
     bench.set("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.display().to_string());
-    // The identity is taken from the environment, the place is not.
+    // The identity comes from the environment, the endpoint does not.
     bench.set("AWS_ENDPOINT_URL", "http://127.0.0.1:1");
     let ended = bench.claim().await;
     ended.assert_ok();
@@ -161,7 +161,7 @@ async fn without_keys_the_pods_own_identity_is_used() {
     assert_eq!(s3.header("x-amz-security-token"), "ambient-token");
 }
 
-/// The way of IRSA: a projected token is exchanged at STS, whose certificate is verified whatever the bucket's setting is.
+/// IRSA: STS exchanges a projected token. Its certificate is verified whatever the bucket's setting is.
 #[tokio::test]
 async fn a_projected_token_is_exchanged_for_keys() {
     let mut bench = Bench::start().await;

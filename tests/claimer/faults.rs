@@ -1,4 +1,5 @@
-//! A storage that fails: what goes away is waited for, what does not has a code, a reason, and no file behind it.
+//! A failing storage: the claimer waits for transient faults, and reports lasting ones with a code and a
+//! reason, and without leaving a file.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -15,7 +16,7 @@ use crate::harness::{BUCKET, Bench, listed, noise};
 
 const MIB: usize = 1024 * 1024;
 
-/// A bench whose storage is behind a proxy that can fail.
+/// A bench whose storage is behind a proxy that can inject faults.
 pub async fn faulty() -> (Bench, FaultyS3) {
     let mut bench = Bench::start().await;
     let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
@@ -34,7 +35,7 @@ async fn an_error_that_goes_away_is_not_noticed() {
     }
 }
 
-/// A limit of a gateway, which knows no codes of S3; a HEAD has no body for one anyway.
+/// A gateway's limit: the gateway knows no S3 codes, and a HEAD has no body for one anyway.
 #[tokio::test]
 async fn a_request_that_comes_too_soon_is_repeated_and_given_up_in_the_end() {
     let mut bench = Bench::start().await;
@@ -50,7 +51,7 @@ async fn a_request_that_comes_too_soon_is_repeated_and_given_up_in_the_end() {
     bench.enqueue(vec![file]).await;
     bench.claim().await.assert_ok();
     let asked = |method| server.requests().iter().filter(|request| request.method() == method).count();
-    // To ask, and two parts, one of them twice.
+    // One HEAD, and two parts, one of them twice.
     assert_eq!((asked(Method::HEAD), asked(Method::GET)), (2, 3));
     let server = Fake::start(|_| status(429)).await;
     bench.set("S3_ENDPOINT", format!("http://{}", server.address));
@@ -67,11 +68,11 @@ async fn a_body_that_breaks_off_once_is_fetched_again() {
     proxy.inject(Rule::every(Fault::Truncated(3 * MIB), "/large").method(Method::GET).times(1));
     bench.claim().await.assert_ok();
     assert!(bench.input() == content);
-    // One to ask, three parts, one of them twice.
+    // One HEAD, and three parts, one of them twice.
     assert_eq!(proxy.seen().len(), 5, "{:?}", proxy.seen());
 }
 
-/// A connection that ends early must not make a short file look like a whole one.
+/// A connection that ends early must not make a truncated file look complete.
 #[tokio::test]
 async fn a_truncated_body_is_a_failure_with_a_reason() {
     let (bench, proxy) = faulty().await;
@@ -81,7 +82,8 @@ async fn a_truncated_body_is_a_failure_with_a_reason() {
     bench.assert_no_input();
 }
 
-/// The same for a small object, byte by byte: the proxy's connection ends before so few bytes are on their way.
+/// The same for a small object, byte by byte: the proxy's connection ends before such a small number of bytes
+/// is sent.
 #[tokio::test]
 async fn a_small_body_that_ends_or_stalls_in_the_middle_is_a_failure_with_a_reason() {
     for stalls in [false, true] {
@@ -106,7 +108,7 @@ async fn a_small_body_that_ends_or_stalls_in_the_middle_is_a_failure_with_a_reas
     }
 }
 
-/// The run is about the object that was listed, not about one that has taken its name since.
+/// The run covers the object that was listed, not one that has replaced it since.
 #[tokio::test]
 async fn an_object_that_changed_since_the_listing_is_a_failure_with_a_reason() {
     for size in [1_000, 9 * MIB] {
@@ -140,7 +142,7 @@ async fn an_object_that_is_really_gone_and_keys_that_are_really_wrong_are_called
     bench.offer("a", b"x").await;
     bench.s3.client.request(Method::DELETE, &format!("/{BUCKET}/a"), Default::default()).await.unwrap();
     bench.claim().await.assert_failed(15, &["ObjectGone"]);
-    // A gateway whose volume is not mounted says so of every bucket: no file is at fault.
+    // A gateway whose volume is not mounted reports this for every bucket, and no file is at fault.
     bench
         .set("S3_BUCKET", "elsewhere")
         .claim()
@@ -154,7 +156,7 @@ async fn an_object_that_is_really_gone_and_keys_that_are_really_wrong_are_called
         .assert_failed(14, &["NoAccess", "SignatureDoesNotMatch"]);
 }
 
-/// A key may have 1,024 bytes, and the reason comes after it.
+/// A key may have 1,024 bytes, and the reason follows it.
 #[tokio::test]
 async fn a_long_key_leaves_room_for_the_reason() {
     let (bench, proxy) = faulty().await;

@@ -1,4 +1,4 @@
-//! Fetching: exactly the bytes, whatever the key and the size.
+//! Fetching: exactly the right bytes, whatever the key and the size.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,8 @@ use tokio::time::{sleep, timeout};
 
 const MIB: usize = 1024 * 1024;
 
-/// Odd keys as far as a server on a file system goes: it refuses `..`, a leading `/` and parts over 255 bytes.
+/// Odd keys, as far as a server on a file system allows: it refuses `..`, a leading `/` and parts over 255
+/// bytes.
 #[tokio::test]
 async fn odd_keys_are_fetched_exactly_from_a_real_server() {
     let bench = Bench::start().await;
@@ -49,7 +50,7 @@ async fn odd_keys_are_fetched_exactly_from_a_real_server() {
     assert_eq!(names, ["input", "input.attempt", "input.source_uri", "out"], "no key became a path");
 }
 
-/// The other odd keys: what is on the wire is the key, escaped, with nothing tidied up.
+/// The other odd keys: the request contains the escaped key, without any normalization.
 #[tokio::test]
 async fn keys_that_look_like_paths_are_sent_as_they_are() {
     let mut bench = Bench::start().await;
@@ -102,8 +103,8 @@ async fn a_large_file_comes_in_parts_and_memory_stays_flat() {
     assert!(memory.iter().all(|memory| *memory < 96 * MIB as u64), "memory grows with the file: {memory:?}");
 }
 
-/// Every part waits until four are asked for, and then a moment more for a fifth that must not come. The key is one that
-/// only a HEAD and a range could still tidy up.
+/// Every part waits until four are requested, and then a moment longer for a fifth that must not come. Only a
+/// HEAD and a range request could still normalize this key.
 #[tokio::test]
 async fn parts_of_a_large_file_come_four_at_a_time() {
     let mut bench = Bench::start().await;
@@ -139,7 +140,8 @@ async fn parts_of_a_large_file_come_four_at_a_time() {
     assert!(paths.iter().all(|sent| sent.split('?').next() == Some(path.as_str())), "{paths:?}");
 }
 
-/// Services without If-Match, or with etags that say nothing: the answers are compared, and all parts are of one object.
+/// Services without If-Match, or with meaningless etags: the claimer compares the answers, and all parts come
+/// from one object.
 #[tokio::test]
 async fn a_service_that_ignores_conditions_is_not_trusted() {
     let mut bench = Bench::start().await;
@@ -183,7 +185,7 @@ async fn content_that_does_not_match_the_services_checksum_is_refused() {
     bench.assert_no_input();
 }
 
-/// A large object has no answer of its own to compare a checksum with: the HEAD's is for the whole.
+/// A large object has no single answer with a checksum: the HEAD's covers the whole.
 #[tokio::test]
 async fn a_large_file_that_does_not_match_the_services_checksum_is_refused() {
     let mut bench = Bench::start().await;
@@ -199,7 +201,7 @@ async fn a_large_file_that_does_not_match_the_services_checksum_is_refused() {
     file.etag = "\"x-2\"".to_owned();
     bench.enqueue(vec![file]).await;
     for (algorithm, right) in sums {
-        // The last is one of parts, which says nothing about the whole.
+        // The last one is a checksum of parts, which says nothing about the whole.
         for (sum, code) in [(right, 0), ("AAAAAA==", 16), ("AAAAAA==-2", 0)] {
             let (content, name) = (content.clone(), format!("x-amz-checksum-{algorithm}"));
             let server = Fake::start(move |request| {

@@ -1,4 +1,5 @@
-//! A run's queue, a bucket, a workspace, and the claimer's program with the environment that a pod would give it.
+//! A run's queue, a bucket, a workspace, and the claimer's program with the environment that a pod would give
+//! it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +16,7 @@ use tests::valkey::{Flavor, KEEP, Options, TestServer, owner};
 use tokio::process::Command;
 
 pub const BUCKET: &str = "videos";
-/// What each request is tried in tests, so that failures come soon.
+/// The number of tries per request in tests, so that failures come soon.
 const TRIES: &str = "2";
 
 /// Everything a claimer needs.
@@ -37,7 +38,7 @@ pub struct Ended {
     /// The termination message.
     pub message: String,
     pub took: Duration,
-    /// Most memory it ever had, in bytes.
+    /// Its peak memory, in bytes.
     pub memory: u64,
 }
 
@@ -73,12 +74,12 @@ impl Bench {
         self.folder.path().join("ws")
     }
 
-    /// What a filter would see.
+    /// The input as a filter sees it.
     pub fn input(&self) -> Vec<u8> {
         fs::read(self.workspace().join("input")).unwrap()
     }
 
-    /// Stores an object; returns it as it is listed.
+    /// Stores an object, and returns it as a listing would.
     pub async fn store(&self, key: &str, content: &[u8]) -> File {
         self.s3.client.put(BUCKET, &escape(key), content.to_vec()).await.unwrap();
         listed(key, content)
@@ -95,7 +96,7 @@ impl Bench {
         self.queue.enqueue(&page, u64::MAX).await.unwrap();
     }
 
-    /// The same where more files follow: the listing goes on, page by page.
+    /// Does the same when more files follow: the listing continues, page by page.
     pub async fn offer_next(&self, key: &str, content: &[u8], page: usize) {
         let file = self.store(key, content).await;
         self.enqueue_next(file, page).await;
@@ -107,12 +108,12 @@ impl Bench {
         self.queue.enqueue(&page, u64::MAX).await.unwrap();
     }
 
-    /// The program with its environment and no other.
+    /// The program with only its own environment.
     pub fn command(&self) -> Command {
         self.wrapped(&[])
     }
 
-    /// The same, run by another program.
+    /// The same, started by another program.
     pub fn wrapped(&self, wrapper: &[&str]) -> Command {
         let mut words: Vec<PathBuf> = wrapper.iter().map(PathBuf::from).collect();
         words.push(program().to_owned());
@@ -136,7 +137,7 @@ impl Bench {
         .await;
     }
 
-    /// Gives a pod a file, as the operator does; none if there is no file, or no Valkey.
+    /// Gives a pod a file, as the operator does; `None` if there is no file, or no Valkey.
     pub async fn hand_out(&self, pod: &str) -> Option<()> {
         let served = self.queue.hand_out(&[pod.to_owned()]).await.unwrap_or_default();
         (!served.is_empty()).then_some(())
@@ -152,7 +153,7 @@ impl Bench {
         self.run(self.command().arg("publish")).await
     }
 
-    /// Runs it to its end, and makes sure that it kept its secrets.
+    /// Runs the program to its end, and checks that it kept its secrets.
     pub async fn run(&self, command: &mut Command) -> Ended {
         let log = self.folder.path().join("termination-log");
         fs::write(&log, "").unwrap();
@@ -160,7 +161,7 @@ impl Bench {
         let operator = self.hand_out(&pod).await.is_none().then(|| {
             let (queue, pod) = (self.queue.clone(), pod.clone());
             tokio::spawn(async move {
-                // As long as the pod has nothing, and for no longer than the claimer may take.
+                // Until the pod has a file, but no longer than the claimer may run.
                 while queue.hand_out(std::slice::from_ref(&pod)).await.is_ok_and(|served| served.is_empty()) {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
@@ -188,7 +189,7 @@ impl Bench {
         ended
     }
 
-    /// Nothing that a filter could take for a file.
+    /// Checks that nothing exists that a filter could mistake for a file.
     pub fn assert_no_input(&self) {
         for name in ["input", ".input.part", "input.source_uri", "input.attempt"] {
             assert!(!self.workspace().join(name).exists(), "{name} was left behind");
@@ -202,13 +203,13 @@ impl Ended {
         assert_eq!((self.code, self.report().outcome), (0, Ok(())), "{}", self.stderr);
     }
 
-    /// What the termination message says.
+    /// The content of the termination message.
     #[track_caller]
     pub fn report(&self) -> Report {
         Report::parse(&self.message).unwrap_or_else(|| panic!("no report: {:?}", self.message))
     }
 
-    /// Failed with this code, and the message says it all in one line.
+    /// Checks that it failed with this code, and that the message contains everything in one line.
     #[track_caller]
     pub fn assert_failed(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{}", self.stderr);
@@ -229,7 +230,7 @@ pub fn listed(key: &str, content: &[u8]) -> File {
     File { key: key.to_owned(), size: content.len() as u64, etag: format!("\"{md5}\"") }
 }
 
-/// Bytes without a pattern that a wrong offset could hide in.
+/// Bytes without a pattern that could hide a wrong offset.
 pub fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -288,7 +289,7 @@ pub fn program() -> &'static Path {
     PROGRAM.get_or_init(|| tests::program::program("claimer"))
 }
 
-/// The high-water mark of a process, asked for until the process is gone.
+/// The peak memory of a process, polled until the process is gone.
 async fn peak_memory(pid: u32) -> u64 {
     let mut peak = 0;
     while let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) {

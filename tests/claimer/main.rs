@@ -1,4 +1,5 @@
-//! The claimer as a process: real Valkey, real S3, real TLS. Every run also checks that no secret is printed.
+//! The claimer as a process, with real Valkey, real S3 and real TLS. Every run also checks that no secret is
+//! printed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod canary;

@@ -1,4 +1,4 @@
-//! Publishing: everything or nothing to be proud of.
+//! Publishing: all results, or a failure.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -113,7 +113,7 @@ async fn one_result_that_cannot_be_uploaded_fails_the_attempt() {
     assert!(published(&bench, "bad").await == large);
 }
 
-/// Whatever the answers were: an object that is not there in the end was not published.
+/// Whatever the answers were, an object that does not exist in the end was not published.
 #[tokio::test]
 async fn a_result_that_vanished_fails_the_attempt() {
     let mut bench = with_results(&[("a", b"1")]).await;

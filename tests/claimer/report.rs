@@ -1,4 +1,5 @@
-//! The termination message: which entry, which attempt, how it ended and when. The operator settles by it.
+//! The termination message: which entry, which attempt, how it ended and when. The operator settles the file
+//! from it.
 
 use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -54,7 +55,7 @@ async fn a_failure_after_the_claim_names_the_entry_and_the_attempt() {
     let entry = held(&bench).await;
     assert_eq!(report.entry.as_deref(), Some(entry.as_str()));
     assert_eq!((report.attempt, report.outcome), (1, Err(Exit::ObjectGone)));
-    // People read the same without the numbers.
+    // People read the same text without the numbers.
     let said = first.stderr.lines().last().unwrap();
     assert_eq!(said, report.reason().unwrap());
     assert!(said.starts_with("ObjectGone: cannot fetch the file: s3://videos/a: not found: 404"), "{said}");
@@ -80,7 +81,7 @@ async fn a_failure_before_the_claim_names_none() {
     assert!(unusable.started_ms > 0 && unusable.started_ms <= unusable.ended_ms);
 }
 
-/// The time of waiting for a file is not time of the file.
+/// Waiting for a file does not count towards the file's time.
 #[tokio::test]
 async fn the_time_starts_with_the_claim() {
     let bench = Bench::start().await;

@@ -1,4 +1,5 @@
-//! A pod that processes many files: the worker and the shim as processes, and an operator that settles what they report.
+//! A pod that processes many files: the worker and the shim as processes, and an operator that settles their
+//! reports.
 
 use std::fs;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -23,8 +24,8 @@ const POLICY: RetryPolicy = RetryPolicy {
 };
 const LIMIT: ReportsLimit = ReportsLimit { reports: 1_000, bytes: 1 << 20 };
 
-/// What a pod does: it is made ready, a shim for each filter starts its command, and the worker is the first process. The
-/// command knows its filter by `$0`.
+/// The sequence in a pod: it is prepared, a shim for each filter starts the filter's command, and the worker
+/// is the first process. The command knows its filter by `$0`.
 const POD: &str = r#""$0" install --shim "$SHIM" && {
     for name in $(echo "$OPENFILTER_FILTERS" | tr , ' '); do
         "$SHIM" --filter "$name" --socket "$OPENFILTER_LINKS/link/$name/socket" --workspace "$WORKSPACE/ws" \
@@ -112,7 +113,7 @@ async fn settle(queue: RunQueue, said: Arc<Mutex<Vec<(u64, String)>>>) {
     }
 }
 
-/// What is said of the files that the pod holds, without its name, in alphabetical order.
+/// The reports about the files that the pod holds, without the pod's name, in alphabetical order.
 async fn states(bench: &Bench) -> Vec<String> {
     let mut all = redis::cmd("HVALS");
     let states = bench.valkey.raw(all.arg(&bench.queue.keys().states)).await;
@@ -244,7 +245,7 @@ async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_ha
     bench.set("SINK_FROM", "detect").set("SINK_S3_PREFIX", "out/").set("SINK_S3_ENDPOINT", &proxy.url);
     bench.set("OPENFILTER_MAX_FILES", "2");
     proxy.inject(Rule::every(Fault::Stuck, "/out/").method(Method::PUT));
-    // Built before anything is waited for.
+    // Built before any wait begins.
     program();
     let both = async {
         let said = || async { states(&bench).await == ["started", "started publishing"] };
@@ -279,7 +280,7 @@ async fn a_concurrent_filter_that_fails_stops_the_others_and_the_pod_goes_on() {
     let mut bench = pod_of_two("Concurrent", filter).await;
     let begun = bench.folder.path().join("begun");
     bench.set("BEGUN", begun.display().to_string()).set("OPENFILTER_MAX_FILES", "2");
-    // Built before anything is waited for.
+    // Built before any wait begins.
     program();
     let settled_after = async {
         tests::eventually("the filters work", || async { begun.exists() }).await;
@@ -346,7 +347,7 @@ async fn what_a_full_valkey_does_not_take_is_reported_when_it_has_room_again() {
     };
     let full_until_it_refuses = async {
         tests::eventually("the filter works", || async { begun.exists() }).await;
-        // Less than it has.
+        // Less than it already uses.
         limit_memory(1).await;
         fs::write(full, "").unwrap();
         tests::eventually("the report is refused", refused).await;

@@ -1,4 +1,4 @@
-//! Publishing to a sink that says what no real one says: checksums of something else, or nothing at all.
+//! Publishing to a sink whose answers no real one gives: checksums of different content, or none.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const OF_PARTS: [&str; 2] =
 const OF_CHECKSUMS: &str = "zWifJvli3SaQ9LZtHxzpOjkUE9x4ovgJZ+34As/NMwc=-2";
 const OF_SOMETHING_ELSE: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
 
-/// What a sink says about a checksum, given the right one; empty is nothing.
+/// The checksum that a sink answers, given the right one; empty for no checksum.
 type Says = fn(&Request<Bytes>, &str) -> String;
 
 /// A sink that has every object, of this size.
@@ -79,7 +79,7 @@ async fn every_upload_carries_its_checksum() {
     let large = sink(&mut bench, 9 * MIB, truth).await;
     bench.publish().await.assert_ok();
     let mut puts = of_method(&large, Method::PUT);
-    // Parts are sent side by side; the second is the shorter one.
+    // Parts are sent concurrently; the second is the shorter one.
     puts.sort_by_key(|put| std::cmp::Reverse(put.body().len()));
     assert_eq!(puts.iter().map(|put| header(put, SUM)).collect::<Vec<_>>(), OF_PARTS);
     let posts = of_method(&large, Method::POST);
@@ -103,7 +103,7 @@ async fn a_checksum_of_something_else_fails_the_attempt() {
     let uploads: [(&[u8], Says, &str, usize); 3] = [
         (b"hello", about_small, OF_HELLO, 0),
         (&large, about_a_part, OF_PARTS[1], 1),
-        // There is nothing left to abort.
+        // Nothing is left to abort.
         (&large, about_the_whole, OF_CHECKSUMS, 0),
     ];
     for (content, says, right, aborted) in uploads {
@@ -115,7 +115,7 @@ async fn a_checksum_of_something_else_fails_the_attempt() {
     }
 }
 
-/// Not every service keeps checksums, and some keep one of the whole, which the parts do not tell.
+/// Some services keep no checksums, and some keep one of the whole, which cannot be computed from the parts.
 #[tokio::test]
 async fn a_sink_without_checksums_is_believed_by_the_length() {
     let large = vec![0; 9 * MIB];
@@ -133,7 +133,7 @@ async fn a_sink_without_checksums_is_believed_by_the_length() {
     }
 }
 
-/// Names of results are made of keys, and so are as odd as these.
+/// Names of results contain keys, and are therefore as odd as these.
 #[tokio::test]
 async fn results_of_keys_that_look_like_paths_are_named_exactly() {
     let mut bench = with_results(&[("a b", b"hello")]).await;

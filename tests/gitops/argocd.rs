@@ -112,7 +112,7 @@ pub async fn start(lab: &Lab) -> Engine {
         manager: "argocd-controller",
         read,
         refresh: |_| json!({"metadata": {"annotations": {"argocd.argoproj.io/refresh": "normal"}}}),
-        // What `argocd app sync` writes.
+        // Exactly what `argocd app sync` writes.
         again: |now| {
             let sync = json!({"prune": true, "syncOptions": ["ServerSideApply=true"]});
             json!({"operation": {"info": [{"name": "asked", "value": now}], "sync": sync}})
@@ -152,7 +152,7 @@ fn environment(folder: &Path) -> Vec<(&'static str, String)> {
         ("ARGOCD_GNUPGHOME", own("gpg")),
         ("ARGOCD_PLUGINSOCKFILEPATH", own("home")),
         ("ARGOCD_GPG_ENABLED", "false".to_owned()),
-        // The cluster of the kubeconfig is the one that it runs in.
+        // The kubeconfig's cluster is the one that it runs in.
         ("ARGOCD_FAKE_IN_CLUSTER", "true".to_owned()),
         ("ARGOCD_RECONCILIATION_TIMEOUT", "5s".to_owned()),
         ("ARGOCD_RECONCILIATION_JITTER", "0s".to_owned()),

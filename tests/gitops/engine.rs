@@ -1,4 +1,4 @@
-//! What Argo CD and Flux have in common: an object that says what of Git is applied, and how that is.
+//! What Argo CD and Flux have in common: an object that says which part of Git is applied, and its state.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,35 +16,36 @@ use crate::lab::{LONG, Lab};
 /// A running engine. Its programs end when it is dropped.
 pub struct Engine {
     pub name: &'static str,
-    /// Where its objects are.
+    /// The namespace of its objects.
     pub namespace: &'static str,
     /// The kind that applies a folder of a repository.
     pub application: ApiResource,
-    /// Whose fields the applied ones are.
+    /// The field manager of applied objects.
     pub manager: &'static str,
     pub read: fn(&Value) -> Report,
-    /// The kinds, of one name, that are told to look at Git now; and what is written into them at what time.
+    /// The kinds, with a common name, that are told to read Git now, and the value to write into them at a
+    /// given time.
     pub told: Vec<ApiResource>,
     pub refresh: fn(&str) -> Value,
-    /// What is written into an application to have all of it applied again.
+    /// The value to write into an application to apply all of it again.
     pub again: fn(&str) -> Value,
     pub _programs: Vec<Child>,
-    /// Folders and servers that live as long as it does.
+    /// Folders and servers that live as long as the engine.
     pub _belongings: Vec<Box<dyn std::any::Any>>,
 }
 
-/// What an engine says of an application.
+/// An application's state, as the engine reports it.
 #[derive(Debug, Default)]
 pub struct Report {
     /// The commit that is applied.
     pub revision: String,
-    /// Whether all of it is applied and well.
+    /// Whether all of it is applied and healthy.
     pub healthy: bool,
-    /// Everything that it tells people.
+    /// All its messages for people.
     pub message: String,
-    /// Who asked last to have everything applied again.
+    /// Who last asked to apply everything again.
     pub asked: String,
-    /// What it looks after.
+    /// The objects that it manages.
     pub objects: Vec<Managed>,
 }
 
@@ -73,14 +74,14 @@ impl Engine {
         Ok(found.map(|found| (self.read)(&serde_json::to_value(found).unwrap())).unwrap_or_default())
     }
 
-    /// Tells it to look at Git now, as a webhook of the Git server would.
+    /// Makes it read Git now, as a webhook of the Git server would.
     pub async fn refresh(&self, lab: &Lab, application: &str) {
         for kind in &self.told {
             self.patch(lab, kind, application, (self.refresh)(&now())).await;
         }
     }
 
-    /// Has everything applied again, and waits until it is.
+    /// Applies everything again, and waits until that is done.
     pub async fn apply_again(&self, lab: &Lab, application: &str) -> Report {
         let now = now();
         self.patch(lab, &self.application, application, (self.again)(&now)).await;
@@ -92,7 +93,7 @@ impl Engine {
         patched.unwrap_or_else(|error| panic!("tell {name}: {error}"));
     }
 
-    /// Waits until it says something.
+    /// Waits until it reports something.
     pub async fn until(
         &self,
         lab: &Lab,
@@ -109,19 +110,19 @@ impl Engine {
         }
     }
 
-    /// Waits until an application is applied and healthy, at whatever commit.
+    /// Waits until an application is applied and healthy, at any commit.
     pub async fn until_healthy(&self, lab: &Lab, application: &str) -> Report {
         self.until(lab, application, "healthy", |report| report.healthy).await
     }
 
-    /// The same, at this commit.
+    /// Does the same for this commit.
     pub async fn until_healthy_at(&self, lab: &Lab, application: &str, commit: &str) -> Report {
         self.refresh(lab, application).await;
         let is_so = |report: &Report| report.healthy && report.revision == commit;
         self.until(lab, application, &format!("healthy at {commit}"), is_so).await
     }
 
-    /// What each object of an application is, and when the engine last changed it.
+    /// The state of each object of an application, and when the engine last changed it.
     pub async fn versions(&self, lab: &Lab, application: &str) -> BTreeMap<Managed, String> {
         let discovery = Discovery::new(lab.testbed.client()).run().await.unwrap();
         let mut versions = BTreeMap::new();
@@ -150,12 +151,12 @@ fn now() -> String {
     format!("{:?}", Instant::now())
 }
 
-/// A text of a status, or nothing.
+/// A text in a status, if there is one.
 pub fn text(value: &Value, pointer: &str) -> String {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// The list at a place of a status.
+/// The list at a path of a status.
 pub fn list<'a>(value: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
     value.pointer(pointer).and_then(Value::as_array).into_iter().flatten()
 }

@@ -43,7 +43,7 @@ pub async fn start(lab: &Lab) -> Engine {
             format!("--storage-adv-addr={storage}"),
         ],
     );
-    // As kustomize/gitops/flux asks for: a commit does not wait for the runs of the one before.
+    // As kustomize/gitops/flux requires: a commit does not wait for the runs of the previous one.
     let gates = "--feature-gates=CancelHealthCheckOnNewRevision=true".to_owned();
     start(&KUSTOMIZE_CONTROLLER, &[gates, "--requeue-dependency=2s".to_owned()]);
     lab.apply_glue("flux/dev");
@@ -100,7 +100,7 @@ fn read(kustomization: &Value) -> Report {
     }
 }
 
-/// `<namespace>_<name>_<group>_<kind>`, where only the name of RBAC objects could hold more of them.
+/// `<namespace>_<name>_<group>_<kind>`; only names of RBAC objects could contain more underscores.
 fn managed(entry: &Value) -> Managed {
     let id = text(entry, "/id");
     let [namespace, name, group, kind] = id.split('_').collect::<Vec<_>>().try_into().unwrap();

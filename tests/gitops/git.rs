@@ -1,4 +1,5 @@
-//! Git over HTTP, as engines fetch it: bare repositories that `git http-backend` serves, each with a clone to commit from.
+//! Git over HTTP, as engines fetch it: bare repositories that `git http-backend` serves, each with a clone to
+//! commit from.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -68,7 +69,7 @@ impl Repository {
         fs::write(file, text).unwrap();
     }
 
-    /// Replaces a part of a file, which must be there.
+    /// Replaces a part of a file, which must exist.
     pub fn edit(&self, file: &str, from: &str, to: &str) {
         let text = fs::read_to_string(self.work.join(file)).unwrap();
         assert!(text.contains(from), "{file} does not hold {from:?}:\n{text}");
@@ -87,7 +88,7 @@ impl Repository {
         self.push()
     }
 
-    /// Takes the last commit back with another one.
+    /// Reverts the last commit with a new one.
     pub fn revert(&self) -> String {
         git(&self.work, &["revert", "--no-edit", "HEAD"]);
         self.push()
@@ -110,7 +111,7 @@ fn path(path: &Path) -> &str {
 
 fn git(folder: &Path, words: &[&str]) -> String {
     let mut command = std::process::Command::new("git");
-    // Nothing of the machine's settings: no hooks, no signatures, nobody's name.
+    // Ignore the machine's settings: no hooks, no signatures, no user name.
     command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
     command.args(["-c", "user.name=suite", "-c", "user.email=suite@example.com"]);
     let output = command.args(words).current_dir(folder).output().unwrap();
@@ -128,7 +129,8 @@ async fn accept(listener: TcpListener, root: PathBuf) {
     }
 }
 
-/// CGI: the request goes in by environment and input, the response comes out with a few headers before it.
+/// CGI: the request goes in through the environment and stdin, and the response comes out after a few
+/// headers.
 async fn answer(
     root: PathBuf,
     request: Request<Incoming>,

@@ -1,4 +1,4 @@
-//! The health checks for Argo CD, by Argo CD itself, with cases in the format of its own.
+//! The health checks for Argo CD, run by Argo CD itself, with cases in its own format.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! What engines find: a cluster with images and a bucket, this project's repository, and that of a team that uses it.
+//! The environment of the engines: a cluster with images and a bucket, this project's repository, and that of
+//! a team that uses it.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -19,7 +20,7 @@ use tokio::process::{Child, Command};
 
 use crate::git::{GitServer, Repository};
 
-/// How long anything may take on a busy machine.
+/// The longest that anything may take on a busy machine.
 pub const LONG: Duration = Duration::from_secs(600);
 /// Where the manifests of kustomize/gitops expect their repositories, and the tag they install.
 const PLACE: &str = "https://git.example.com";
@@ -38,7 +39,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// A fresh one: whatever an earlier test left of engines, operator and team is removed first.
+    /// A new lab. Removes whatever an earlier test left of engines, operator and team.
     pub async fn new() -> Self {
         let testbed = Testbed::with_nodes(2).await.unwrap();
         let services = testbed.services().await.unwrap();
@@ -49,7 +50,7 @@ impl Lab {
         for folder in ["crds", "kustomize", "policies"] {
             project.copy(&root().join(folder), folder);
         }
-        // One policy, so that there is one: those of the other environments demand what the testbed does not have.
+        // A single policy: those of the other environments require things that the testbed does not have.
         let overlay = "kustomize/overlays/dev/kustomization.yaml";
         project.edit(overlay, "- ../../base\n", "- ../../base\n- ../../../policies/no-default-namespace\n");
         project.commit("A release");
@@ -61,7 +62,7 @@ impl Lab {
     }
 
     fn remove_traces(&self) {
-        // Nobody is there any more who would take the finalizers of the engines away.
+        // The engines are gone, so nothing else would remove their finalizers.
         let flux = "gitrepositories.source.toolkit.fluxcd.io,kustomizations.kustomize.toolkit.fluxcd.io";
         let argocd = "applications.argoproj.io,applicationsets.argoproj.io";
         for (namespace, kinds) in [("flux-system", flux), ("argocd", argocd)] {
@@ -74,12 +75,13 @@ impl Lab {
         let gone = |words: &[&str]| {
             self.kubectl(&[&["delete", "--ignore-not-found", "--timeout=180s"], words].concat())
         };
-        // The operator is still there, and cleans up after the team's runs.
+        // The operator still runs, and cleans up after the team's runs.
         gone(&["namespace", NAMESPACE, "argocd", "flux-system"]).unwrap();
         gone(&["--kustomize", root().join("kustomize/overlays/dev").to_str().unwrap()]).unwrap();
     }
 
-    /// The repository of examples/gitops-repo, as the team uses it here: with the testbed's bucket and an image that it has.
+    /// The repository of examples/gitops-repo as the team uses it here: with the testbed's bucket and an
+    /// image that exists.
     pub fn fill_team_repository(&self) {
         self.team.copy(&root().join("examples/gitops-repo"), "");
         let pipeline = "pipelines/thumbnails.yaml";
@@ -102,17 +104,17 @@ impl Lab {
         }
     }
 
-    /// Applies a folder of kustomize/gitops as a user does, with the repositories of this test.
+    /// Applies a folder of kustomize/gitops as a user does, with this test's repositories.
     pub fn apply_glue(&self, folder: &str) {
         let folder = root().join("kustomize/gitops").join(folder);
         let manifests = self.kubectl(&["kustomize", folder.to_str().unwrap()]).unwrap();
         self.testbed.apply(&manifests.replace(PLACE, &self.git.url)).unwrap();
     }
 
-    /// Applies the kinds of an engine and waits until they are served: its programs end if they are not.
+    /// Applies the kinds of an engine and waits until they are served: its programs exit otherwise.
     pub async fn apply_kinds(&self, words: &[&str]) {
         self.kubectl(&[&["apply", "--server-side"], words].concat()).unwrap();
-        // It fails, instead of waiting, while a kind has no conditions at all.
+        // kubectl fails instead of waiting while a kind has no conditions at all.
         let established = ["wait", "--for=condition=Established", "--timeout=10s", "crd", "--all"];
         let served = async || Ok(self.kubectl(&established).ok());
         self.testbed.eventually("the kinds of the engine are served", LONG, served).await.unwrap();
@@ -153,7 +155,7 @@ impl Lab {
         self.api::<Pod>().list(&ListParams::default()).await.unwrap().items
     }
 
-    /// Waits until a run is as the condition says.
+    /// Waits until a run satisfies the condition.
     pub async fn until_run(
         &self,
         name: &str,

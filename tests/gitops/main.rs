@@ -1,4 +1,5 @@
-//! GitOps for real: Argo CD and Flux install the operator from this project's overlay and apply a team's repository.
+//! Tests GitOps with real engines: Argo CD and Flux install the operator from this project's overlay and
+//! apply a team's repository.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! The manifests for users, as far as no cluster is needed: they can be built, and what they name is there.
+//! The manifests for users, without a cluster: they can be built, and everything they name exists.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -29,7 +29,7 @@ fn every_environment_of_the_sample_repository_is_admitted_by_the_policies_of_its
         let objects = write("objects", build(&format!("examples/gitops-repo/environments/{environment}")));
         let policies = write("policies", build(&format!("kustomize/overlays/{cluster}")));
         let mut words = vec!["openfilter", "validate", "-f", &objects];
-        // There it has none, and no policies at all are taken for a path that was mistyped.
+        // There the environment has none, and a mistyped path must not pass for a folder without policies.
         if cluster != "dev" {
             words.extend(["--policies", &policies]);
         }
@@ -40,7 +40,7 @@ fn every_environment_of_the_sample_repository_is_admitted_by_the_policies_of_its
     for environment in ["dev", "prod"] {
         assert_eq!(validate(environment, environment), (0, "2 checked, nothing is wrong\n".to_owned()));
     }
-    // Staging runs what is tagged, and says what production will want to know.
+    // Staging runs tagged images, and warns about what production will refuse.
     let (code, said) = validate("staging", "staging");
     assert!(
         code == 0 && said.contains("warning: ") && said.contains("[policy image-digests/digest]"),

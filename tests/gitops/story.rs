@@ -1,4 +1,4 @@
-//! The story of a team's repository, told twice: once to each engine.
+//! The story of a team's repository, run once with each engine.
 
 use crds::v1alpha1::{Phase, PipelineRun};
 use kube::ResourceExt;
@@ -65,7 +65,7 @@ async fn a_commit_brings_pipeline_secret_and_run(lab: &Lab, engine: &Engine) {
     assert_eq!(pipeline.status.unwrap().conditions[0].status, "True");
 }
 
-/// Applied again and again, everything stays as it is: no field is fought over, and nothing runs twice.
+/// Applied again and again, everything stays the same: no field is fought over, and nothing runs twice.
 async fn nothing_drifts(lab: &Lab, engine: &Engine) {
     let before = (engine.versions(lab, OPERATOR).await, engine.versions(lab, TEAM).await);
     assert!(before.0.len() > 20 && before.1.len() == 3, "{before:#?}");
@@ -97,12 +97,12 @@ async fn a_bad_run_is_refused_with_our_words(lab: &Lab, engine: &Engine) {
     engine.until_healthy_at(lab, TEAM, &commit).await;
 }
 
-/// The engine may write everywhere; what it is told by a team goes to the namespace of that team, or nowhere.
+/// The engine may write everywhere, but a team's changes reach that team's namespace only.
 async fn a_commit_to_another_namespace_is_refused(lab: &Lab, engine: &Engine) {
     let pipeline = lab.pipeline("thumbnails").await;
     let planted = json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "Pipeline",
         "metadata": {"name": "planted", "namespace": ELSEWHERE}, "spec": pipeline.spec});
-    // Beside what the team has: its own kustomization puts everything into its own namespace.
+    // Beside the team's kustomization, which puts everything into its own namespace.
     lab.team.rename("environments/dev", "environments/own");
     lab.team.write("environments/dev/planted.yaml", &planted.to_string());
     lab.team.write("environments/dev/kustomization.yaml", "resources: [../own, planted.yaml]\n");
@@ -142,7 +142,7 @@ async fn more_parallelism_by_commit_takes_effect_while_it_runs(lab: &Lab, engine
     engine.until_healthy_at(lab, TEAM, &commit).await;
     assert_eq!(phase(&lab.run("wednesday").await.unwrap()), Some(Phase::Succeeded));
 
-    // After the end it changes nothing, and nobody waits for anything.
+    // After the end it changes nothing, and nothing waits for anything.
     lab.team.edit("runs/dev/wednesday.yaml", "parallelism: 4", "parallelism: 5");
     let commit = lab.team.commit("Too late");
     engine.until_healthy_at(lab, TEAM, &commit).await;

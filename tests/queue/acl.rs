@@ -1,4 +1,4 @@
-//! The workers' user: exactly what it needs, and put right when it is not.
+//! The workers' user: it has exactly the rights it needs, and is repaired if they differ.
 
 use protocol::RunId;
 use queue::{Ensured, QueueKeys, Rights, WorkerUser};

@@ -1,4 +1,4 @@
-//! How long a run has been running, by the server's clock: operators follow each other, and their clocks differ.
+//! The age of a run, by the server's clock: operators follow each other, and their clocks differ.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn the_age_of_a_run_counts_from_its_first_start_whatever_the_next_operator
         assert_eq!(age(&queue).await, None, "a queue that an older version opened does not know");
         assert!(queue.begin(Duration::ZERO).await.unwrap() < HOUR);
         tokio::time::sleep(SHORT).await;
-        // The clock of the next operator is an hour ahead.
+        // The next operator's clock is an hour ahead.
         let other = open(&server.connect(), &run_id("aged")).await;
         let begun = other.begin(HOUR).await.unwrap();
         assert!(begun >= SHORT && begun < HOUR, "{begun:?}");

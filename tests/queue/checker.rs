@@ -1,6 +1,6 @@
-//! The protocol, exhaustively: every interleaving of two operators and a handful of pods over a small bucket, with
-//! crashes, lost replies, dying pods and decisions that are carried out long after they were made. Random histories
-//! sample this space; here nothing of it is left out.
+//! The protocol, exhaustively: every interleaving of two operators and a handful of pods over a small bucket,
+//! with crashes, lost replies, dying pods and decisions that are carried out long after they were made.
+//! Random histories sample this space; here it is explored completely.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,22 +9,22 @@ use tests::model::{Enqueued, EntryNo, Fate, FileNo, ModelQueue, Pod, Policy, Sta
 
 const OPERATORS: usize = 2;
 
-/// The bucket, and how much may happen.
+/// The bucket, and the limits of what may happen.
 struct Protocol {
     pages: &'static [&'static [FileNo]],
     pods: Pod,
     policy: Policy,
-    /// How many files may be listed and not settled.
+    /// How many files may be listed but not settled.
     high_water: usize,
-    /// Whether pods are disrupted, and not only killed.
+    /// Whether pods are also disrupted, and not only killed.
     disruptions: bool,
-    /// How many files pods get past their inbox: those of older versions ask for files themselves.
+    /// How many files pods get past their inbox, because pods of older versions fetch files themselves.
     ghosts: u8,
-    /// How many files are read with NOACK, by a worker that then forgets them.
+    /// How many files are read with NOACK by a worker that then forgets them.
     thefts: u8,
     /// Whether operators may abort the run.
     abort: bool,
-    /// How many files a pod holds. More than one: it processes many, and says what became of each.
+    /// How many files a pod holds. With more than one, it processes many and reports the outcome of each.
     slots: usize,
 }
 
@@ -35,14 +35,14 @@ struct World {
     queue: ModelQueue,
     operators: [Operator; OPERATORS],
     pods: Vec<PodState>,
-    /// What really happened, beyond the queue's own knowledge.
+    /// What really happened, including what the queue does not know.
     processed: BTreeSet<FileNo>,
     succeeded: Vec<FileNo>,
-    /// What pods that serve have read, and whether it is reported.
+    /// What serving pods have read, and whether it was reported.
     read: BTreeMap<(Pod, EntryNo), (FileNo, bool)>,
 }
 
-/// What an operator knows and is about to do. Between deciding and doing anything may happen.
+/// What an operator knows and is about to do. Anything may happen between deciding and acting.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Operator {
     cursor: u32,
@@ -55,9 +55,9 @@ enum Plan {
     Reclaim(EntryNo, Pod),
     Release(EntryNo, Pod),
     Finish,
-    /// One file a call, so that everything happens between two of them too.
+    /// One file per call, so that anything may also happen between two of them.
     Abort,
-    /// The same: it goes on after this entry.
+    /// The same: it continues after this entry.
     Recover(EntryNo),
 }
 
@@ -65,11 +65,11 @@ enum Plan {
 enum PodState {
     /// Waits for a file.
     Waiting,
-    /// Knows its file and works on it.
+    /// Has read its file and works on it.
     Working(EntryNo, FileNo),
     /// Ended, with a result.
     Ended(EntryNo, Verdict),
-    /// Processes what is in its inbox, one file after the other, and reports.
+    /// Processes the files in its inbox one after the other, and reports.
     Serving,
     /// Killed: its node is gone, or it was evicted.
     Dead,
@@ -81,22 +81,22 @@ enum Action {
         operator: usize,
         reply_lost: bool,
     },
-    /// An operator restarts: its plan is forgotten and its cursor read again.
+    /// An operator restarts: it forgets its plan and reads its cursor again.
     Crash(usize),
     /// An operator gives a pod a file, whatever it believes about the pod.
     HandOut(Pod),
     /// A pod reads its inbox. A lost reply changes nothing.
     Claim(Pod),
-    /// A pod gets a file past its inbox, and does not know of it.
+    /// A pod gets a file past its inbox, without knowing it.
     Ghost(Pod),
-    /// A file is handed out, and no holder is remembered.
+    /// A file is handed out without a recorded holder.
     Steal,
     End(Pod, Verdict),
-    /// A pod that serves reports a file that it once read, which it may no longer hold.
+    /// A serving pod reports a file that it once read and may no longer hold.
     Report(Pod, EntryNo, FileNo, State),
     /// An operator takes all reports.
     Take,
-    /// An operator settles a file whose end was reported, as it judges.
+    /// An operator settles a file whose end was reported, with its own verdict.
     PlanReported(usize, EntryNo),
     Kill(Pod),
     PlanSettle(usize, Pod),
@@ -105,7 +105,7 @@ enum Action {
     PlanFinish(usize),
     PlanAbort(usize),
     PlanRecover(usize),
-    /// The plan is carried out; if the reply is lost, the operator keeps it and will do it again.
+    /// The plan is carried out; if the reply is lost, the operator keeps the plan and will repeat it.
     CarryOut {
         operator: usize,
         reply_lost: bool,
@@ -167,7 +167,7 @@ impl Model for Protocol {
                 }
             }
             for (entry, pod) in &world.queue.pending {
-                // Whether a pod is alive is a guess: a node that is cut off may be working.
+                // Whether a pod is alive is a guess: a partitioned node may still be working.
                 actions.push(Action::PlanReclaim(operator, *entry));
                 if world.queue.own(*pod).is_some_and(|(own, _)| own != *entry) {
                     actions.push(Action::PlanRelease(operator, *entry));
@@ -313,7 +313,7 @@ impl Model for Protocol {
                 next.queue.promote();
             }
         }
-        // What was reported of an entry that is gone is over.
+        // Reports about an entry that is gone no longer count.
         next.read.retain(|(_, entry), (_, reported)| !*reported || next.queue.work.contains_key(entry));
         (next != *world).then_some(next)
     }
@@ -348,7 +348,7 @@ impl Model for Protocol {
                         .copied()
                         .chain(queue.dlq.iter().map(|message| message.file))
                         .collect();
-                    // An aborted run has settled what it had listed.
+                    // An aborted run has settled everything it had listed.
                     let all = if queue.closing {
                         settled.len() == queue.total as usize
                     } else {
@@ -403,7 +403,7 @@ impl Model for Protocol {
 }
 
 impl Protocol {
-    /// Makes the next call of a plan; returns what is left of it.
+    /// Makes the next call of a plan; returns the rest of the plan.
     fn carry_out(&self, world: &mut World, plan: Plan) -> Option<Plan> {
         match plan {
             Plan::Settle(entry, pod, verdict) => {
@@ -439,10 +439,10 @@ fn explore(protocol: Protocol) {
     assert!(checker.unique_state_count() > 10_000, "the space is smaller than it should be");
 }
 
-/// Two attempts and no disruption that is not charged: the smallest space in which everything happens.
+/// Two attempts and no uncharged disruption: the smallest space in which everything happens.
 const POLICY: Policy = Policy { max_attempts: 2, max_disruptions: 0, backoff: false };
 
-/// Two pods, one page, and nothing special.
+/// Two pods, one page, and no special features.
 const PLAIN: Protocol = Protocol {
     pages: &[&[1, 2]],
     pods: 2,

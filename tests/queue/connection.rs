@@ -1,4 +1,4 @@
-//! Connections: TLS, credentials, time limits, and going on after the server was unavailable.
+//! Connections: TLS, credentials, time limits, and recovery after the server was unavailable.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tests::valkey::{Flavor, KEEP, Options, TestServer, owner};
 use super::{counts, open, queue_with, run_id, worker};
 
 fn install_crypto() {
-    // The first test to come installs it; it is the same for all.
+    // The first test installs it for all of them.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 
@@ -118,7 +118,7 @@ async fn scripts_are_loaded_again_when_the_server_forgot_them() {
     assert_eq!(counts(&queue).await, (1, 1, 0, 0, 0));
 }
 
-/// A proxy whose connections go silent at a word: nothing arrives, and nothing says so.
+/// A proxy whose connections fall silent on command: nothing arrives, and no error appears.
 async fn silent_proxy(target: String) -> (String, tokio::sync::watch::Sender<bool>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -127,7 +127,7 @@ async fn silent_proxy(target: String) -> (String, tokio::sync::watch::Sender<boo
         while let Ok((mut near, _)) = listener.accept().await {
             let (target, mut silenced) = (target.clone(), silenced.clone());
             tokio::spawn(async move {
-                // What is opened after the word works; what was open before it never answers.
+                // Connections opened after the command work; older ones never answer.
                 silenced.mark_unchanged();
                 let mut far = tokio::net::TcpStream::connect(target).await.unwrap();
                 tokio::select! {

@@ -1,5 +1,5 @@
-//! Crashes, lost replies, dead pods and lost data: the defects that queue-based designs usually have, and that the protocol
-//! rules out.
+//! Crashes, lost replies, dead pods and lost data: the defects that queue-based designs usually have, and
+//! that the protocol rules out.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::{
     run_id, settlement, worker,
 };
 
-/// Files listed but lost, by a crash in the middle of the listing.
+/// A crash in the middle of the listing loses files.
 #[tokio::test]
 async fn partial_listing_resumes_from_the_cursor_and_loses_nothing() {
     for flavor in Flavor::ALL {
@@ -28,7 +28,7 @@ async fn partial_listing_resumes_from_the_cursor_and_loses_nothing() {
 
         let queue = open(&server.connect(), &run).await;
         assert_eq!(queue.enqueue(&first, PLENTY).await.unwrap(), Enqueued::Added { total: 2 });
-        drop(queue); // The operator dies here, before it has learnt anything.
+        drop(queue); // The operator dies here, before it has learned anything.
 
         let queue = open(&server.connect(), &run).await;
         let stats = queue.stats().await.unwrap();
@@ -52,7 +52,7 @@ async fn partial_listing_resumes_from_the_cursor_and_loses_nothing() {
     }
 }
 
-/// An empty listing of a lost stream is not "added".
+/// An empty listing after a lost stream must not count as "added".
 #[tokio::test]
 async fn a_page_is_not_added_to_a_stream_that_is_gone() {
     let server = TestServer::start(Flavor::Valkey).await;
@@ -62,8 +62,8 @@ async fn a_page_is_not_added_to_a_stream_that_is_gone() {
     assert!(matches!(queue.enqueue(&last_page(["a"]), PLENTY).await, Err(Error::Lost { .. })));
 }
 
-/// Retrying by two commands loses or doubles the file when a crash falls between them. Here every state that a
-/// crash can leave is one before or one after the script, and sending it again changes nothing.
+/// Retrying with two commands loses or doubles the file if a crash falls between them. Here every state that
+/// a crash can leave is one before or after the script, and running it again changes nothing.
 #[tokio::test]
 async fn settling_twice_counts_once_and_a_retry_is_never_lost_or_doubled() {
     for flavor in Flavor::ALL {
@@ -90,7 +90,7 @@ async fn settling_twice_counts_once_and_a_retry_is_never_lost_or_doubled() {
     }
 }
 
-/// With Valkey down, nothing reads as zero, and so nothing reads as success.
+/// With Valkey down, nothing may look like zero, and so nothing may look like success.
 #[tokio::test]
 async fn a_dead_server_is_an_error_and_never_a_count() {
     for flavor in Flavor::ALL {
@@ -104,7 +104,7 @@ async fn a_dead_server_is_an_error_and_never_a_count() {
     }
 }
 
-/// A server that comes back empty has lost the run, which is not a finished run either.
+/// A server that comes back empty has lost the run; this is not a finished run either.
 #[tokio::test]
 async fn a_server_that_lost_its_data_is_noticed_by_every_call() {
     let server = TestServer::start(Flavor::Valkey).await;
@@ -136,7 +136,7 @@ async fn a_server_that_lost_its_data_is_noticed_by_every_call() {
     );
 }
 
-/// Any key that vanishes alone (evicted, deleted by hand) makes the sum wrong, and a wrong sum is no count.
+/// If any single key vanishes (evicted, or deleted by hand), the sum is wrong, and a wrong sum is no count.
 #[tokio::test]
 async fn losing_one_key_is_noticed() {
     for victim in ["work", "retry", "meta", "dlq"] {
@@ -169,7 +169,7 @@ async fn losing_one_key_is_noticed() {
     }
 }
 
-/// The dead letters are for people: what they remove after they have dealt with it is not lost.
+/// Dead letters are for people: removing some after dealing with them is no loss of data.
 #[tokio::test]
 async fn a_dead_letter_that_was_removed_by_hand_is_no_loss() {
     for flavor in Flavor::ALL {
@@ -186,7 +186,7 @@ async fn a_dead_letter_that_was_removed_by_hand_is_no_loss() {
     }
 }
 
-/// The group's `lag` is null after deletes, and reads as an empty queue. No count depends on it.
+/// After deletions the group's `lag` is null, and looks like an empty queue. No count depends on it.
 #[tokio::test]
 async fn counts_are_exact_although_the_lag_of_the_group_is_unknown() {
     for flavor in Flavor::ALL {
@@ -230,7 +230,7 @@ async fn a_worker_whose_reply_was_lost_gets_the_same_file_again() {
     }
 }
 
-/// An aborted run dead-letters what was not settled, all of it, and nothing that was.
+/// An aborted run dead-letters all unsettled files, and no others.
 #[tokio::test]
 async fn aborting_dead_letters_exactly_what_was_not_settled() {
     for flavor in Flavor::ALL {
@@ -266,7 +266,7 @@ async fn aborting_dead_letters_exactly_what_was_not_settled() {
     }
 }
 
-/// An abort of a large run goes on where it stopped, and nothing is queued meanwhile.
+/// Aborting a large run continues where it stopped, and nothing is queued meanwhile.
 #[tokio::test]
 async fn an_abort_takes_as_many_calls_as_it_needs() {
     let server = TestServer::start(Flavor::Valkey).await;
@@ -291,7 +291,7 @@ async fn an_abort_takes_as_many_calls_as_it_needs() {
     );
 }
 
-/// A reclaimer that reads the first page only is blind for what stands behind 1,000 living pods.
+/// A reclaimer that reads only the first page is blind to entries behind 1,000 living pods.
 #[tokio::test]
 async fn a_dead_pod_behind_thousands_of_living_ones_is_found() {
     for flavor in Flavor::ALL {
@@ -332,7 +332,7 @@ async fn a_dead_pod_behind_thousands_of_living_ones_is_found() {
     }
 }
 
-/// What is not idle long enough, or has another holder by now, is left alone.
+/// Entries that are not idle long enough, or have another holder by now, are left alone.
 #[tokio::test]
 async fn an_entry_is_reclaimed_only_when_it_was_idle_long_enough() {
     for flavor in Flavor::ALL {
@@ -348,8 +348,8 @@ async fn an_entry_is_reclaimed_only_when_it_was_idle_long_enough() {
     }
 }
 
-/// A restarted server has forgotten the workers' user. The worker is refused, the operator restores the user,
-/// and the worker goes on, with the file it had.
+/// A restarted server has forgotten the workers' user. It refuses the worker, the operator restores the user,
+/// and the worker continues with the file it had.
 #[tokio::test]
 async fn a_restarted_server_forgets_the_workers_user_and_the_operator_restores_it() {
     for flavor in Flavor::ALL {
@@ -378,7 +378,7 @@ async fn a_restarted_server_forgets_the_workers_user_and_the_operator_restores_i
         .await;
         let mut after = pod.claim(SHORT).await;
         if after.is_err() {
-            after = pod.claim(SHORT).await; // The first answer was for the connection that died.
+            after = pod.claim(SHORT).await; // The first answer belonged to the connection that died.
         }
         assert_eq!(after.unwrap(), Some(before));
         tests::eventually("the operator counts again", || async { queue.stats().await.is_ok() }).await;
@@ -404,8 +404,8 @@ async fn a_workers_user_reads_no_other_run() {
     }
 }
 
-/// A claimer of an older version asks for files itself, and may be served twice. The pod processes the first of the two; the
-/// other is released, and counts neither as done nor as an attempt.
+/// A claimer of an older version fetches files itself, and may be served twice. The pod processes the first
+/// of the two; the other is released, and counts neither as done nor as an attempt.
 #[tokio::test]
 async fn a_pod_that_was_served_twice_processes_the_first_and_the_other_is_released() {
     for flavor in Flavor::ALL {
@@ -432,7 +432,7 @@ async fn a_pod_that_was_served_twice_processes_the_first_and_the_other_is_releas
     }
 }
 
-/// What a pod finds in its inbox is always what it holds, whatever was left there.
+/// A pod's inbox always shows what the pod holds, whatever was left there.
 #[tokio::test]
 async fn an_inbox_that_was_lost_or_left_behind_is_filled_again() {
     for flavor in Flavor::ALL {
@@ -453,8 +453,8 @@ async fn an_inbox_that_was_lost_or_left_behind_is_filled_again() {
     }
 }
 
-/// A claimer of an older version may read its run's stream, and no access rule keeps it from saying NOACK. What it
-/// takes in this way is found and queued again.
+/// A claimer of an older version may read its run's stream, and no access rule keeps it from using NOACK.
+/// Files that it takes in this way are found and queued again.
 #[tokio::test]
 async fn a_file_that_was_taken_without_a_trace_is_found_and_queued_again() {
     for flavor in Flavor::ALL {
@@ -477,7 +477,7 @@ async fn a_file_that_was_taken_without_a_trace_is_found_and_queued_again() {
     }
 }
 
-/// Between looking and acting the worker may have come back, or another one may hold the file.
+/// Between looking and acting, the worker may have returned, or another one may hold the file.
 #[tokio::test]
 async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_reclaimed() {
     for flavor in Flavor::ALL {
@@ -522,7 +522,7 @@ async fn an_entry_that_changed_hands_or_woke_up_after_it_was_judged_is_not_recla
     }
 }
 
-/// Nothing but the file's own processing is charged to it, however often its node goes.
+/// A file is charged only for its own processing, however often its node fails.
 #[tokio::test]
 async fn a_disrupted_file_is_queued_again_without_an_attempt() {
     for flavor in Flavor::ALL {
@@ -604,7 +604,7 @@ async fn a_failure_of_its_own_ends_the_row_of_disruptions_also_over_a_back_off()
     }
 }
 
-/// Losing the pod is not the file's fault, but it is counted: it may be.
+/// Losing the pod is not the file's fault, but it is counted, because it may be.
 #[tokio::test]
 async fn a_reclaimed_file_is_disrupted_and_not_charged() {
     for flavor in Flavor::ALL {
@@ -626,7 +626,8 @@ async fn a_reclaimed_file_is_disrupted_and_not_charged() {
     }
 }
 
-/// A pod that was cut off may report its result after its file went to another one, and what it reports may be anything.
+/// A pod that was cut off may report its result after its file went to another pod, and the report may say
+/// anything.
 #[tokio::test]
 async fn only_the_pod_that_holds_an_entry_can_settle_it() {
     for flavor in Flavor::ALL {

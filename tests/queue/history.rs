@@ -1,5 +1,6 @@
-//! Random histories: operators that crash, replies that are lost, pods that die, results that come late or twice. After
-//! every step the real server is compared with the model, and every file is looked up where it really is.
+//! Random histories: operators that crash, lost replies, pods that die, results that come late or twice.
+//! After every step the real server is compared with the model, and every file is looked up where it really
+//! is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -18,8 +19,8 @@ use tests::valkey::{Flavor, KEEP, TestServer};
 
 use super::{file, open, open_as, run_id, worker};
 
-/// Histories per server, unless the environment variable of this name says otherwise. Together with their steps this is
-/// some hundred thousand calls.
+/// Histories per server, unless the environment variable of this name overrides it. With their steps they
+/// make some hundred thousand calls.
 const HISTORIES: u32 = 400;
 const PAGES: u32 = 3;
 const FILES_PER_PAGE: u32 = 3;
@@ -27,27 +28,29 @@ const FILES: usize = (PAGES * FILES_PER_PAGE) as usize;
 const PODS: Pod = 4;
 const MAX_ATTEMPTS: u32 = 2;
 const MAX_DISRUPTIONS: u32 = 1;
-/// A consumer whose name no pod can have, beside those that can, and beside a thief without a name that is kept.
+/// A consumer whose name no pod can have, beside those that can, and beside a thief whose name is not kept.
 const IMPOSSIBLE: Pod = PODS + 1;
-/// Long enough to be a back-off, short enough to wait for: the delay is at least half of it, so at least 1 ms.
+/// Long enough to count as a back-off, short enough to wait for: the delay is at least half of it, so at
+/// least 1 ms.
 const BACKOFF: Duration = Duration::from_millis(2);
-/// Small, so that histories fall between two batches.
+/// Small, so that histories cross batches.
 const BATCH: usize = 2;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// An operator sends the page after the last one it knows of. If the reply is lost it knows no more than before.
+    /// An operator sends the page after the last one it knows. If the reply is lost, it knows no more than
+    /// before.
     Enqueue {
         operator: usize,
         reply_lost: bool,
     },
-    /// An operator gives pods files, until each holds so many.
+    /// An operator gives pods files until each holds this many.
     HandOut {
         operator: usize,
         pods: BTreeSet<Pod>,
         most: usize,
     },
-    /// A worker says what became of a file that it, or another one, was given at any time.
+    /// A worker reports the outcome of a file that was given to it, or to another one, at any time.
     Report {
         claim: prop::sample::Index,
         state: model::State,
@@ -57,12 +60,12 @@ enum Step {
     Take {
         operator: usize,
     },
-    /// A worker reads its inbox. If the reply is lost it does not know that it holds a file.
+    /// A worker reads its inbox. If the reply is lost, it does not know that it holds a file.
     Claim {
         pod: Pod,
         reply_lost: bool,
     },
-    /// A claimer of an older version asks for a file itself, and its reply is lost.
+    /// A claimer of an older version fetches a file itself, and its reply is lost.
     Ghost {
         pod: Pod,
     },
@@ -70,18 +73,18 @@ enum Step {
     Steal,
     /// A file is read under a name that no pod can have.
     ClaimAsImpossible,
-    /// An operator reports claims: now, or after another one did, or the same one twice in one call, or as that of a pod that
-    /// never held it.
+    /// An operator reports claims: now, after another operator did, the same one twice in one call, or as a
+    /// claim of a pod that never held it.
     Settle {
         operator: usize,
         claims: Vec<(prop::sample::Index, model::Verdict, bool)>,
     },
-    /// An operator reclaims what these pods hold.
+    /// An operator reclaims the files of these pods.
     Reclaim {
         operator: usize,
         dead: BTreeSet<Pod>,
     },
-    /// The same call by call, so that anything happens between them: it looks at what is held, and judges.
+    /// The same, call by call, so that anything may happen in between: it reads the claims, and judges.
     Judge {
         operator: usize,
         dead: BTreeSet<Pod>,
@@ -97,7 +100,7 @@ enum Step {
     Promote {
         operator: usize,
     },
-    /// An operator dies, and another one starts: it knows only what the server says.
+    /// An operator dies, and another one starts, which knows only what the server says.
     Crash {
         operator: usize,
     },
@@ -160,9 +163,9 @@ fn step() -> impl Strategy<Value = Step> {
 struct History {
     steps: Vec<Step>,
     backoff: bool,
-    /// How many files may be listed and not settled.
+    /// How many files may be listed but not settled.
     high_water: u64,
-    /// How the run ends after the steps: by working off what is left, or by an abort.
+    /// How the run ends after the steps: by processing the rest, or by an abort.
     abort: bool,
 }
 
@@ -171,11 +174,11 @@ fn history() -> impl Strategy<Value = History> {
         .prop_map(|(steps, backoff, high_water, abort)| History { steps, backoff, high_water, abort })
 }
 
-/// What one operator knows.
+/// An operator's knowledge.
 struct Operator {
     queue: RunQueue,
     cursor: u32,
-    /// What dead pods held when it looked.
+    /// The files of dead pods when it last read the claims.
     judged: Vec<Pending>,
 }
 
@@ -187,17 +190,18 @@ struct World {
     reporter: Reporter,
     model: ModelQueue,
     entries: BTreeMap<EntryId, EntryNo>,
-    /// Every claim that a worker learnt of, oldest first: what operators may report, however late.
+    /// Every claim that a worker learned of, oldest first: operators may report these, however late.
     claims: Vec<(EntryId, Pod)>,
     succeeded: BTreeSet<FileNo>,
-    /// The file that succeeded last: not in the model, whose states the checker would have to tell apart by it.
+    /// The file that succeeded last. It is not in the model, because the checker would have to tell the
+    /// model's states apart by it.
     canary: Option<FileNo>,
     high_water: u64,
     policy: RetryPolicy,
     raw: redis::aio::MultiplexedConnection,
 }
 
-/// Connections that all histories share, because connecting takes longer than living through one.
+/// Connections that all histories share, because connecting takes longer than running a history.
 struct Connections {
     operators: [queue::Connection; 2],
     raw: redis::aio::MultiplexedConnection,
@@ -358,15 +362,15 @@ impl World {
             let closed = self.operators[operator].queue.close(ending, "", &KEEP).await.unwrap();
             let ended = self.model.abort(BATCH);
             assert_eq!(matches!(closed, Closed::Closed(_)), ended, "{closed:?}");
-            // With a back-off the order of files is that of the server's clock, which the model does not know: what is
-            // left of them in the middle of an abort is not to be compared.
+            // With a back-off, the server's clock decides the order of files, and the model does not know it:
+            // the rest in the middle of an abort cannot be compared.
             if ended || !self.backoff() {
                 return;
             }
         }
     }
 
-    /// `XREADGROUP … >`, and the file that came.
+    /// Calls `XREADGROUP … >`, and returns the file.
     async fn read_new(&mut self, pod: Pod, no_ack: bool) -> Option<(EntryId, FileNo)> {
         let keys = self.operators[0].queue.keys().clone();
         let mut command = redis::cmd("XREADGROUP");
@@ -456,7 +460,7 @@ impl World {
         }
     }
 
-    /// The files that are in the inbox of a pod, in their order.
+    /// The files in a pod's inbox, in order.
     async fn in_inbox(&mut self, pod: Pod) -> Vec<(EntryId, FileNo)> {
         let inbox = self.operators[0].queue.keys().inbox(&pod_name(pod));
         let found: StreamRangeReply =
@@ -489,7 +493,7 @@ impl World {
         let files = self.model.take_reports(self.model_policy());
         assert_eq!(taken.succeeded, files.len() as u64);
         if !files.is_empty() {
-            // Which of them is the last depends on the order of a hash.
+            // Which of them is last depends on the order of a hash.
             self.canary = taken.newest.as_deref().map(number_of);
             assert!(self.canary.is_some_and(|file| files.contains(&file)), "{:?}", taken.newest);
         }
@@ -613,7 +617,7 @@ impl World {
         }
     }
 
-    /// What was done; nothing if the run is closed, as the server must then say.
+    /// The result of a step; `None` if the run is closed, as the server must then report.
     fn unless_closed<T: Debug>(&self, done: Result<T, queue::Error>) -> Option<T> {
         if self.model.closed {
             assert!(matches!(done, Err(queue::Error::Closed { .. })), "a closed run holds nothing: {done:?}");
@@ -622,7 +626,7 @@ impl World {
         Some(done.unwrap())
     }
 
-    /// The server's counts are the model's, and every file is in exactly one place.
+    /// Checks that the server's counts are the model's, and that every file is in exactly one place.
     async fn check(&mut self) {
         let stats = self.operators[0].queue.stats().await.unwrap();
         let model = self.model.clone();
@@ -681,7 +685,7 @@ impl World {
         );
     }
 
-    /// Works off what is left, with one honest operator and one honest worker.
+    /// Processes the rest with one honest operator and one honest worker.
     async fn work_off(&mut self) {
         let listing = self.operators[0].queue.stats().await.unwrap().listing;
         self.operators[0].cursor = self.cursor_of(&listing);
@@ -716,7 +720,7 @@ impl World {
     }
 }
 
-/// What `recover` does in all its calls.
+/// The effect of `recover` over all its calls.
 fn recover_all(model: &mut ModelQueue) -> u32 {
     let (mut recovered, mut after) = (0, Some(0));
     while let Some(entry) = after {

@@ -1,4 +1,4 @@
-//! A run from its first page to its entry in the ledger.
+//! A run, from its first page to its entry in the ledger.
 
 use std::time::{Duration, Instant};
 
@@ -42,14 +42,14 @@ async fn a_run_is_executed_once_and_remembered() {
         assert_eq!((stats.state, stats.succeeded, stats.failed), (State::Closed, 1, 1));
         assert!(matches!(queue.hand_out(&["late".into()]).await, Err(Error::Closed { .. })));
 
-        // Pruned and synced again: another object, the same run.
+        // Pruned and synced again: a different object, but the same run.
         for owner in ["uid-1", "uid-2"] {
             let opened = open_as(&connection, &run, owner, "spec-1").await;
             assert!(matches!(opened, Opened::Finished(found) if found == finished));
         }
         assert!(matches!(open_as(&connection, &run, "uid-2", "spec-2").await, Opened::Used));
 
-        // Deleting the run removes everything but the memory of it.
+        // Deleting the run removes everything except the record of it.
         RunQueue::delete(&connection, &run, "uid-1").await.unwrap();
         assert_eq!(keys(&server).await, [run.key("ledger")]);
         let opened = open_as(&connection, &run, "uid-2", "spec-1").await;
@@ -131,7 +131,7 @@ async fn failed_files_wait_for_their_back_off_which_doubles_up_to_its_limit() {
             assert!(stats.next_retry.is_some_and(|next| next <= longest));
 
             let early = queue.promote().await.unwrap();
-            // On a machine that was busy meanwhile it may be due already.
+            // On a machine that was busy meanwhile, it may already be due.
             let still_early = settled.elapsed() < delay;
             assert!(!still_early || early.moved == 0 && early.next.is_some(), "{early:?}");
             tokio::time::sleep(longest + Duration::from_millis(5)).await;
@@ -235,7 +235,7 @@ async fn the_newest_dead_letters_come_first_and_say_when_they_were_written() {
     assert!(matches!(queue.newest_dead_letters(2).await, Err(Error::Lost { .. })));
 }
 
-/// Pods read it to tell a storage that is down from an object that fails: an operator that starts later needs one, too.
+/// Pods read it to tell a storage outage from a bad object; an operator that starts later needs one, too.
 #[tokio::test]
 async fn the_file_that_succeeded_last_is_remembered_for_the_next_operator() {
     for flavor in Flavor::ALL {

@@ -1,5 +1,6 @@
-//! The limits that ship with Valkey, against a worker that abuses the credentials of its own run: the server stays below the
-//! memory of its container, and other runs go on. SECURITY.md says what these limits cannot stop.
+//! The limits that ship with Valkey, against a worker that abuses its own run's credentials: the server stays
+//! within the memory of its container, and other runs continue. SECURITY.md says what these limits cannot
+//! prevent.
 
 use queue::{ReportsLimit, Rights, RunQueue, Server, Verdict, WorkerUser};
 use tests::valkey::{Flavor, Options, TestServer};
@@ -8,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::{AT_ONCE, claim, counts, open, queue_with, run_id, settlement};
 
-/// What the StatefulSet runs with.
+/// The arguments of the StatefulSet.
 const SHIPPED: Options = Options {
     password: Some("secret"),
     persistent: false,
@@ -17,16 +18,16 @@ const SHIPPED: Options = Options {
     config: Some("kustomize/components/valkey/valkey.conf"),
 };
 
-/// The memory limit of its container, above which the kernel ends it.
+/// The memory limit of its container, above which the kernel kills it.
 const CONTAINER: u64 = 512 << 20;
 
-/// `maxmemory-clients`, and as much again as one connection can add before it is noticed.
+/// `maxmemory-clients`, and as much again as one connection can add before the server notices.
 const CLIENTS: u64 = (64 + 2) << 20;
 
-/// More than the limit of all connections allows them to keep a megabyte each, and few enough for a test's descriptors.
+/// More connections than can keep a megabyte each within the limit, and few enough for a test's descriptors.
 const CONNECTIONS: usize = 128;
 
-/// A run of an attacker, and one beside it that must not notice.
+/// An attacker's run, and another run that must not notice.
 struct Attacked {
     server: TestServer,
     queue: RunQueue,
@@ -61,7 +62,7 @@ impl Attacked {
         stream
     }
 
-    /// Asks for the files of the attacker's run under this name, and returns the first line of the reply.
+    /// Requests the files of the attacker's run under this name, and returns the first line of the reply.
     async fn take(&self, name: &[u8], count: &str) -> String {
         let mut stream = self.connect().await;
         let (work, group) = (self.queue.keys().work.as_bytes(), self.queue.keys().group.as_bytes());
@@ -71,7 +72,7 @@ impl Attacked {
         first_line(&mut stream).await
     }
 
-    /// Another run takes a file and settles it, and a new one can be opened.
+    /// Another run claims and settles a file, and a new run can be opened.
     async fn neighbour_goes_on(&self, pod: &str) {
         let file = claim(&self.server, &self.neighbour, pod).await;
         let done = [settlement(&file.entry, pod, Verdict::Succeeded)];
@@ -79,7 +80,7 @@ impl Attacked {
         open(&self.server.connect(), &run_id(pod)).await;
     }
 
-    /// The same server, within the memory of its container.
+    /// The server is still the same process, within the memory of its container.
     async fn survived(&self) {
         let peak = self.server.peak_memory();
         assert!(peak < CONTAINER, "the server took {} MiB", peak >> 20);
@@ -94,7 +95,7 @@ impl Attacked {
     }
 }
 
-/// A request, as the protocol of Valkey writes it.
+/// A request in Valkey's protocol.
 fn command(words: &[&[u8]]) -> Vec<u8> {
     let mut request = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -138,7 +139,7 @@ async fn requests_that_never_end_take_no_more_than_all_connections_may() {
         let mut streams = Vec::new();
         for number in 0..CONNECTIONS {
             let mut stream = attacked.connect().await;
-            // The largest connections are closed, and this may be one of them before it has sent everything.
+            // The largest connections are closed, perhaps including this one before it has sent everything.
             let _ = stream.write_all(&request).await;
             streams.push(stream);
             if number == CONNECTIONS / 2 {
@@ -158,7 +159,8 @@ async fn requests_that_never_end_take_no_more_than_all_connections_may() {
 async fn connections_that_never_read_are_closed_before_the_server_is_full() {
     for flavor in Flavor::ALL {
         let attacked = Attacked::start(flavor, &["x"]).await;
-        // 64 MB of replies for each of 16 connections: twice the memory of the container, if the server kept them.
+        // 64 MB of replies for each of 16 connections: twice the memory of the container, if the server kept
+        // them.
         let request = command(&[b"PING", &[b'x'; 500_000]]);
         let mut streams = Vec::new();
         for number in 0..16 {
@@ -179,7 +181,7 @@ async fn connections_that_never_read_are_closed_before_the_server_is_full() {
     }
 }
 
-/// Each name would be kept past `maxmemory`, and written to the log once for every file.
+/// Each name would be kept past `maxmemory`, and logged once for every file.
 #[tokio::test]
 async fn files_cannot_be_taken_under_a_name_of_a_megabyte() {
     for flavor in Flavor::ALL {
@@ -222,8 +224,8 @@ async fn waiting_for_inboxes_of_huge_names_takes_no_more_than_all_connections_ma
     }
 }
 
-/// Workers of a Warm run may write reports, as many as fit. Then what has begun is still settled, and nothing else is lost: the
-/// operator drops what is more than reports can be.
+/// Workers of a Warm run may write reports, as many as fit. Files that were begun are still settled, and
+/// nothing else is lost: the operator drops reports beyond the possible size.
 #[tokio::test]
 async fn reports_that_fill_the_server_are_dropped_and_no_run_loses_anything() {
     for flavor in Flavor::ALL {

@@ -24,7 +24,7 @@ use queue::{
 };
 use tests::valkey::{KEEP, TestServer, owner};
 
-/// Three attempts, no waiting between them.
+/// Three attempts, without waits between them.
 const AT_ONCE: RetryPolicy = RetryPolicy {
     max_attempts: 3,
     max_disruptions: 2,
@@ -33,7 +33,7 @@ const AT_ONCE: RetryPolicy = RetryPolicy {
     keep_results: 0,
 };
 
-/// Long enough for a reply, short enough not to be noticed.
+/// Long enough for a reply, short enough not to slow down tests.
 const SHORT: Duration = Duration::from_millis(20);
 
 /// No listing pauses at this mark.

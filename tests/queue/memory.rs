@@ -1,4 +1,4 @@
-//! A bucket that is larger than the server's memory, and a server whose memory is used up.
+//! A bucket that is larger than the server's memory, and a server without free memory.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{
     settlement,
 };
 
-/// A page of a bucket that never ends.
+/// A page of an endless bucket.
 fn page(number: usize, files: usize) -> Page {
     let cursor = |number: usize| if number == 0 { String::new() } else { number.to_string() };
     let files = (0..files).map(|n| file(format!("{number}-{n}"))).collect();
@@ -30,7 +30,7 @@ async fn set_maxmemory(server: &TestServer, bytes: u64) {
     server.raw(redis::cmd("CONFIG").arg(&["SET", "maxmemory", &bytes.to_string()])).await;
 }
 
-/// Settles so many files with this verdict, each claimed by a pod of its own.
+/// Settles this many files with this verdict, each claimed by its own pod.
 async fn settle(server: &TestServer, queue: &RunQueue, files: usize, verdict: &Verdict) {
     let mut settlements: Vec<Settlement> = Vec::new();
     for number in 0..files {
@@ -52,7 +52,7 @@ async fn a_full_server_lets_every_run_settle_and_end() {
         let deleted = queue_with(&server, "deleted", &["a"]).await;
         let growing = open(&connection, &run_id("growing")).await;
         growing.enqueue(&page(0, 3), PLENTY).await.unwrap();
-        // Well below, because its use varies with its connections.
+        // Well below the limit, because its memory use varies with its connections.
         set_maxmemory(&server, used_memory(&server).await * 3 / 4).await;
         let write = server.raw_connection().await;
         let refused = redis::cmd("SET").arg(&["key", "value"]).query_async::<()>(&mut write.clone()).await;
@@ -95,7 +95,7 @@ async fn a_full_server_lets_every_run_settle_and_end() {
         assert!(matches!(closed, Closed::Closed(end) if end.counts.failed == 2));
         RunQueue::delete(&connection, &run_id("deleted"), "uid-1").await.unwrap();
         assert!(matches!(deleted.stats().await, Err(Error::Lost { .. })));
-        // Only what would grow is refused, and the run may process what it has.
+        // Only growth is refused, and the run may process what it has.
         let paused = growing.enqueue(&page(1, 3), PLENTY).await.unwrap();
         assert_eq!(paused, Enqueued::Paused(Pause::MemoryFull));
         let stats = growing.stats().await.unwrap();
@@ -111,14 +111,14 @@ async fn above_four_fifths_of_the_memory_a_run_keeps_one_page_and_keeps_moving()
         let server = TestServer::start(flavor).await;
         let queue = open(&server.connect(), &run_id("short")).await;
         queue.enqueue(&page(0, 1_000), PLENTY).await.unwrap();
-        // Another run, which has what it may.
+        // Another run, which may process what it has.
         let other = open(&server.connect(), &run_id("other")).await;
         other.enqueue(&page(0, 1_000), PLENTY).await.unwrap();
         let used = used_memory(&server).await;
 
         set_maxmemory(&server, used * 2).await;
         assert!(matches!(queue.enqueue(&page(1, 10), PLENTY).await.unwrap(), Enqueued::Added { .. }));
-        // At 83 %, and below 100 % with what the server itself needs for half a page of inboxes.
+        // At 83 %, and below 100 % including what the server itself needs for half a page of inboxes.
         set_maxmemory(&server, used * 6 / 5).await;
         let third = page(2, 10);
         let enqueue = || queue.enqueue(&third, PLENTY);
@@ -149,7 +149,7 @@ async fn a_listing_pauses_at_high_water_and_resumes_below_half() {
         assert_eq!((stats.started, stats.paused), (true, Some(Pause::HighWater)));
         assert_eq!(stats.listing, Listing::UpTo("2".into()));
 
-        // Retries count too: they are files of the run.
+        // Retries count too, because they are files of the run.
         let hour = Duration::from_secs(3_600);
         let waits = RetryPolicy { backoff_initial: hour, backoff_max: hour, ..AT_ONCE };
         let claimed = claim(&server, &queue, "pod").await;
@@ -161,7 +161,7 @@ async fn a_listing_pauses_at_high_water_and_resumes_below_half() {
         assert_eq!(queue.stats().await.unwrap().queued, 3);
         let third = || async { queue.enqueue(&page(2, 3), 6).await.unwrap() };
         assert_eq!(third().await, Enqueued::Paused(Pause::HighWater), "half of it is not done");
-        // What takes no room is not refused: a page of which every file is excluded.
+        // A page that needs no memory is not refused: every file on it is excluded.
         let empty = Page { files: Vec::new(), ..page(2, 0) };
         assert_eq!(queue.enqueue(&empty, 6).await.unwrap(), Enqueued::Added { total: 6 });
         settle(&server, queue, 1, &Verdict::Succeeded).await;

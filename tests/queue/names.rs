@@ -1,5 +1,5 @@
-//! Claimers of older versions chose their consumer's name, and no access rule bounded it. None that a pod cannot have survives
-//! a scan, and none makes the server or the operator run out of memory.
+//! Claimers of older versions chose their consumer's name, and no access rule bounded it. No name that a pod
+//! cannot have survives a scan, and none exhausts the memory of the server or the operator.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tests::valkey::{Flavor, TestServer};
 
 use super::{AT_ONCE, PLENTY, claim, counts, file, last_page, open, queue_with, run_id, settlement};
 
-/// What the server needs at most beyond what it has: some copies of one name, not one for every entry.
+/// The most memory that the server may need in addition: some copies of one name, not one for every entry.
 const SPARE: u64 = 64 << 20;
 
 async fn read_as(server: &TestServer, queue: &queue::RunQueue, consumer: &[u8], count: usize) {
@@ -73,7 +73,8 @@ async fn names_that_no_pod_can_have_are_removed_whether_they_hold_entries_or_not
         server.raw(&idle).await;
         assert_eq!(counts(&queue).await, (5, 0, 5, 0, 0));
         assert_eq!(consumers(&server, &queue).await, 6);
-        // Entries that are not idle for long enough are not visited; these names go all the same.
+        // Entries that are not idle for long enough are not visited, but these names are removed all the
+        // same.
         let hour = Duration::from_secs(3_600);
         let removed = queue.for_each_pending(hour, |pending| panic!("{pending:?} is not idle")).await;
         assert_eq!(removed.unwrap(), 5);

@@ -1,4 +1,5 @@
-//! Whose a runId is: bound to a namespace, taken over by the same run, and remembered while the run exists.
+//! The owner of a runId: an id is bound to a namespace, taken over by the same run, and remembered while the
+//! run exists.
 
 use std::time::Duration;
 
@@ -114,7 +115,7 @@ async fn the_ledger_forgets_a_run_only_so_long_after_it_was_last_seen() {
     }
 }
 
-/// What version 0.1 wrote before namespaces, disruptions and pauses were known.
+/// What version 0.1 wrote, before namespaces, disruptions and pauses existed.
 #[tokio::test]
 async fn queues_and_ledgers_of_older_versions_keep_working() {
     for flavor in Flavor::ALL {

@@ -7,10 +7,10 @@ use tests::valkey::{Flavor, TestServer};
 
 use super::{counts, queue_with};
 
-/// Longer than any number of pages of a handful of files takes.
+/// Longer than any paging through a handful of files takes.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A worker that claims file after file as fast as it can, and gets each of them again as soon as it is queued again.
+/// A worker that claims files as fast as it can, and gets each of them again as soon as it is queued again.
 struct Greedy(tokio::task::JoinHandle<()>);
 
 impl Greedy {
@@ -62,7 +62,7 @@ async fn claimed_files_are_visited_to_an_end_while_what_is_queued_again_is_claim
     for flavor in Flavor::ALL {
         let server = TestServer::start(flavor).await;
         let queue = queue_with(&server, "greedy", &["a", "b", "c", "d"]).await.with_batch(1);
-        // No pod has this name, so that what it holds is queued again.
+        // No pod has this name, so its files are queued again.
         let _greedy = Greedy::start(&server, &queue, "No Pod", &[]).await;
         tests::eventually("all are claimed", || async { counts(&queue).await.2 == 4 }).await;
         let visited = tokio::time::timeout(LIMIT, queue.for_each_pending(Duration::ZERO, |_| {})).await;

@@ -1,4 +1,4 @@
-//! What workers that process many files say about them: only the holder of a file is believed, and only once.
+//! Reports of workers that process many files: only the holder of a file is believed, and only once.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -23,7 +23,7 @@ async fn said(server: &TestServer, queue: &RunQueue) -> usize {
     redis::cmd("HLEN").arg(&queue.keys().states).query_async(&mut raw).await.unwrap()
 }
 
-/// What a pod holds.
+/// The files that a pod holds.
 async fn held(server: &TestServer, queue: &RunQueue, pod: &str) -> Vec<Claim> {
     worker(server.server(), queue, pod).held(100).await.unwrap().claims
 }
@@ -38,7 +38,7 @@ async fn a_pod_is_given_as_many_files_as_it_may_hold_and_finds_all_of_them() {
         assert_eq!(counts(&queue).await, (5, 1, 4, 0, 0));
         let first = held(&server, &queue, "one").await;
         assert_eq!(first.iter().map(|claim| claim.file.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        // One is settled: it is gone from the inbox, and its place is filled.
+        // One file is settled: it is gone from the inbox, and another takes its place.
         say(&server, &queue, &first[0].entry, "one succeeded").await;
         assert_eq!(queue.take(PLENTY, &AT_ONCE).await.unwrap().served, ["one"]);
         queue.fill(&pods, 2).await.unwrap();
@@ -48,7 +48,7 @@ async fn a_pod_is_given_as_many_files_as_it_may_hold_and_finds_all_of_them() {
         let mut worker = worker(server.server(), &queue, "one");
         let new = worker.claim_after(Some(&first[1].entry), 100, SHORT).await.unwrap();
         assert_eq!(new.claims.len(), 1, "only what it does not know");
-        // An inbox that was lost is made whole, in its order.
+        // A lost inbox is restored, in order.
         server.raw(redis::cmd("DEL").arg(queue.keys().inbox("one"))).await;
         queue.fill(&pods, 1).await.unwrap();
         assert_eq!(held(&server, &queue, "one").await.len(), 2, "what it holds it keeps");
@@ -70,7 +70,7 @@ async fn only_the_holder_of_a_file_is_believed_and_only_once() {
         assert_eq!((taken.succeeded, taken.reports.len()), (0, 0));
         assert_eq!((counts(&queue).await, said(&server, &queue).await), ((2, 0, 2, 0, 0), 0));
 
-        // What is under way stays, for the case that its pod ends.
+        // Reports on files in progress stay, in case the pod ends.
         for under_way in ["one started", "one started publishing"] {
             say(&server, &queue, &a.entry, under_way).await;
             let taken = queue.take(PLENTY, &AT_ONCE).await.unwrap();
@@ -82,7 +82,7 @@ async fn only_the_holder_of_a_file_is_believed_and_only_once() {
             say(&server, &queue, &a.entry, "one succeeded").await;
             assert_eq!(queue.take(PLENTY, &AT_ONCE).await.unwrap().succeeded, expected);
         }
-        // Any other end is for the caller to judge, and stays until it has.
+        // The caller judges any other end; the report stays until then.
         say(&server, &queue, &b.entry, "two filter f exit:1 oom=0 term=0 boom").await;
         for _ in 0..2 {
             assert_eq!(queue.take(PLENTY, &AT_ONCE).await.unwrap().reports[0].entry, b.entry);
@@ -111,7 +111,7 @@ async fn more_than_reports_can_be_is_dropped_unread_and_honest_ones_are_repeated
     }
 }
 
-/// A storage that fails is known to work again as soon as a file was fetched that was handed out since.
+/// A failing storage is known to work again as soon as a file that was handed out since then is fetched.
 #[tokio::test]
 async fn a_file_that_was_fetched_tells_when_it_was_handed_out() {
     for flavor in Flavor::ALL {
@@ -171,7 +171,7 @@ async fn a_pod_that_is_told_to_stop_learns_it_with_its_files() {
     }
 }
 
-/// The user goes first: nothing that it writes comes after its keys.
+/// The user is removed first, so that it writes nothing after its keys are gone.
 #[tokio::test]
 async fn what_was_said_goes_with_the_run() {
     for flavor in Flavor::ALL {

@@ -1,4 +1,4 @@
-//! The scripts of `tools/` that the Makefile calls.
+//! Tests of the scripts in `tools/` that the Makefile calls.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod room;

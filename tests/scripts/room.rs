@@ -1,4 +1,5 @@
-//! Target folders in the cache: those of other checkouts are left alone, and every build says whose its folder is.
+//! Target folders in the cache: those of other checkouts stay untouched, and every build records which
+//! checkout its folder belongs to.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +37,7 @@ fn only_what_is_known_to_be_left_over_is_removed() {
     make(".tmpold", None);
     let aged = Command::new("touch").args(["-d", "2 days ago"]).arg(cache.join(".tmpold")).status();
     assert!(aged.unwrap().success());
-    // One that was built in before needs no room.
+    // A folder that already has a build needs no extra space.
     let own = cache.join("target-own");
     fs::create_dir_all(own.join("debug/deps")).unwrap();
 
@@ -50,7 +51,8 @@ fn only_what_is_known_to_be_left_over_is_removed() {
     assert_eq!(Path::new(whose.trim()), fs::canonicalize(root()).unwrap());
 }
 
-/// A folder without an owner is never removed, so a target that forgot this would fill the disk.
+/// A folder without a recorded checkout is never removed, so a target that forgot to record it would fill the
+/// disk.
 #[test]
 fn every_target_that_builds_says_whose_folder_it_builds_in() {
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();

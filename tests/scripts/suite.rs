@@ -1,11 +1,11 @@
-//! The seconds of suites: noted while they run, shown at the end, and the one that failed is marked.
+//! The seconds of suites: recorded while they run, and shown at the end with a mark on a failed one.
 
 use std::fs;
 use std::process::Command;
 
 use tests::root;
 
-/// A `cargo test` of three suites, as it prints them; the last one fails.
+/// The output of a `cargo test` of three suites; the last one fails.
 const CARGO_TEST: &str = r#"
 echo "     Running queue/main.rs (/cache/target/debug/deps/queue-0123abcd)" >&2
 echo "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 75.31s"
@@ -16,7 +16,7 @@ echo "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered
 exit 101
 "#;
 
-/// What a script of suites prints below `suite.sh --all`, and the code it ends with.
+/// The output of a script that runs suites below `suite.sh --all`, and its exit code.
 fn all(suites: &str) -> (String, i32) {
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("suites.sh");
@@ -31,7 +31,7 @@ fn all(suites: &str) -> (String, i32) {
     (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code().unwrap())
 }
 
-/// The table that was printed: seconds and what they are of.
+/// The rows of the printed table: seconds and names.
 fn table(printed: &str) -> Vec<(u64, &str)> {
     let table = printed.split("seconds per suite\n").nth(1).unwrap_or_else(|| panic!("no table: {printed}"));
     table
@@ -59,13 +59,13 @@ fn the_suite_that_failed_is_marked_and_its_code_kept() {
     assert!(printed.starts_with("     Running queue/main.rs"), "what it printed is there too: {printed}");
     let rows = table(&printed);
     let names: Vec<&str> = rows.iter().map(|(_, name)| *name).collect();
-    // None after the one that failed, and none that took no time.
+    // Nothing after the failed suite, and no suite that took no time.
     let expected = ["fmt", "machine  FAILED", "- queue", "- two_words (unit)  FAILED"];
     assert_eq!(names, [&expected[..], &["total, including the time between suites"]].concat());
     assert_eq!(rows[2].0, 75, "{printed}");
 }
 
-/// A target folder that is there is taken for one that was built in, and gets no dependencies of another checkout.
+/// A target folder that exists counts as built, and gets no dependencies of another checkout.
 #[test]
 fn the_target_folder_is_not_made_before_the_first_suite() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The CRDs on a cluster, for every suite that needs them there.
+//! Installs the CRDs on a cluster, for every suite that needs them.
 
 use std::fs;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub async fn install(testbed: &Testbed) {
     for crd in definitions::all() {
         let name = crd.metadata.name.unwrap();
         let established = async || {
-            let crd = api.get(&name).await.doing(|| format!("look at {name}"))?;
+            let crd = api.get(&name).await.doing(|| format!("read the state of {name}"))?;
             let conditions = crd.status.and_then(|status| status.conditions).unwrap_or_default();
             Ok(conditions.iter().any(|c| c.type_ == "Established" && c.status == "True").then_some(()))
         };

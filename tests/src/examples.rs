@@ -1,8 +1,8 @@
-//! Valid objects to start from, one change at a time, and the changes that the CRDs' own CEL rules judge.
+//! Valid objects to start from, changes to them, and the changes that the CRDs' own CEL rules check.
 
 use serde_json::{Value, json};
 
-/// A Pipeline that uses most of what there is.
+/// A Pipeline that uses most features.
 pub fn pipeline() -> Value {
     json!({
         "apiVersion": "filter.plainsight.ai/v1alpha1",
@@ -44,7 +44,7 @@ pub fn warm_pipeline() -> Value {
     object
 }
 
-/// A PipelineRun of it.
+/// A PipelineRun of this Pipeline.
 pub fn run() -> Value {
     json!({
         "apiVersion": "filter.plainsight.ai/v1alpha1",
@@ -89,7 +89,8 @@ pub fn grant() -> Value {
     })
 }
 
-/// `object` with `value` at `pointer` (RFC 6901, `-` appends to a list); `Value::Null` removes what is there.
+/// `object` with `value` at `pointer` (RFC 6901, `-` appends to a list); `Value::Null` removes the current
+/// value.
 pub fn with(mut object: Value, pointer: &str, value: Value) -> Value {
     let (parent, last) = pointer.rsplit_once('/').expect("a pointer has a parent");
     let mut target = &mut object;
@@ -119,15 +120,15 @@ pub fn with(mut object: Value, pointer: &str, value: Value) -> Value {
 pub struct CelCase {
     /// The object that is changed.
     pub object: fn() -> Value,
-    /// Where.
+    /// The place of the change.
     pub pointer: &'static str,
-    /// What the rule refuses.
+    /// A value that the rule refuses.
     pub bad: Value,
-    /// What it accepts.
+    /// A value that the rule accepts.
     pub good: Value,
 }
 
-/// At least one for every CEL rule that judges an object by itself.
+/// At least one case for every CEL rule that checks an object by itself.
 #[rustfmt::skip]
 pub fn cel_cases() -> Vec<CelCase> {
     let case = |object, pointer, bad, good| CelCase { object, pointer, bad, good };
@@ -212,7 +213,7 @@ pub fn cel_cases() -> Vec<CelCase> {
 /// A field of an object and a value for it.
 pub type Change = (&'static str, Value);
 
-/// What of a stored run may change.
+/// Changes to a stored run that are allowed.
 pub fn allowed_updates() -> Vec<Change> {
     vec![
         ("/spec/execution/parallelism", json!(50)),
@@ -222,7 +223,7 @@ pub fn allowed_updates() -> Vec<Change> {
     ]
 }
 
-/// What of a stored run may not change.
+/// Changes to a stored run that are refused.
 pub fn refused_updates() -> Vec<Change> {
     vec![
         ("/spec/pipelineRef/name", json!("other")),

@@ -1,5 +1,5 @@
-//! A server that says what a test wants, for what no real server can be made to say: it keeps the requests it got, as they
-//! were on the wire.
+//! A server that answers whatever a test wants, for answers that no real server can be made to give. It keeps
+//! the requests as they arrived on the wire.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ type Answer = dyn Fn(&Request<Bytes>) -> Later + Send + Sync;
 
 /// A running server. Dropping it ends it.
 pub struct Fake {
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: String,
     seen: Arc<Mutex<Vec<Request<Bytes>>>>,
     task: JoinHandle<()>,
@@ -34,14 +34,14 @@ impl Fake {
         Self::listen("127.0.0.1:0", None, at_once(answer)).await
     }
 
-    /// The same, where an answer may take its time.
+    /// Does the same for answers that take time.
     pub async fn start_slow<F: Future<Output = Response<Full<Bytes>>> + Send + 'static>(
         answer: impl Fn(&Request<Bytes>) -> F + Send + Sync + 'static,
     ) -> Self {
         Self::listen("127.0.0.1:0", None, Arc::new(move |request| Box::pin(answer(request)))).await
     }
 
-    /// With TLS: certificate and key in PEM.
+    /// Does the same with TLS: certificate and key in PEM.
     pub async fn start_tls(
         address: &str,
         certificate: &str,
@@ -73,14 +73,15 @@ impl Fake {
                         let (answer, kept) = (Arc::clone(&answer), Arc::clone(&kept));
                         async move {
                             let (head, body) = request.into_parts();
-                            // All of it first: a client that is still sending does not look for an answer.
+                            // Read the whole request first: a client that is still sending does not expect an
+                            // answer.
                             let request = Request::from_parts(head, body.collect().await?.to_bytes());
                             kept.lock().unwrap().push(request.clone());
                             Ok::<_, hyper::Error>(answer(&request).await)
                         }
                     });
                     let http = hyper::server::conn::http1::Builder::new();
-                    // How a connection ends is the client's business.
+                    // The client may end its connection in any way.
                     match tls {
                         None => drop(http.serve_connection(TokioIo::new(stream), service).await),
                         Some(tls) => {
@@ -126,12 +127,12 @@ pub fn header<'a>(request: &'a Request<Bytes>, name: &str) -> &'a str {
     request.headers().get(name).map(|value| value.to_str().unwrap()).unwrap_or_default()
 }
 
-/// An answer that is a status and nothing else.
+/// An answer with only a status.
 pub fn status(code: u16) -> Response<Full<Bytes>> {
     Response::builder().status(code).body(Full::default()).unwrap()
 }
 
-/// What is asked for of an object: all of it, or a range.
+/// The requested part of an object: all of it, or a range.
 pub fn part_of(request: &Request<Bytes>, content: &[u8], etag: &str) -> Response<Full<Bytes>> {
     let Some(range) = header(request, "range").strip_prefix("bytes=") else { return object(content, etag) };
     let (first, last) = range.split_once('-').unwrap();
@@ -147,7 +148,7 @@ pub fn object(content: &[u8], etag: &str) -> Response<Full<Bytes>> {
     Response::builder().header("etag", etag).body(body).unwrap()
 }
 
-/// A page of a listing, with keys that are not encoded; the last one, unless it has a continuation token.
+/// A page of a listing with unencoded keys; it is the last one unless it has a continuation token.
 pub fn listed_page(token: Option<&str>, keys: &[impl AsRef<str>]) -> Response<Full<Bytes>> {
     let more = token.is_some();
     let token = token.map(|token| format!("<NextContinuationToken>{token}</NextContinuationToken>"));

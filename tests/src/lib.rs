@@ -1,9 +1,9 @@
-//! What the suites run on: real servers as child processes, and a model of the queue to compare them with.
+//! The base of the suites: real servers as child processes, and a model of the queue to compare them with.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "a suite that cannot go on stops, loudly"
+    reason = "a suite that cannot continue fails at once"
 )]
 
 pub mod crds_on_cluster;
@@ -25,12 +25,12 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the project")
 }
 
-/// Asks until the answer is yes, and gives up loudly.
+/// Repeats a check until it succeeds, and panics after a limit.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
     let limit = Duration::from_secs(20);
     let start = Instant::now();
     while !condition().await {
-        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        assert!(start.elapsed() < limit, "timed out after {limit:?} waiting until {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

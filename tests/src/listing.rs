@@ -1,37 +1,38 @@
-//! A bucket that makes its keys up: a real server would take minutes to store so many.
+//! A bucket that generates its keys: a real server would take minutes to store so many.
 
 use crate::fake::{Fake, listed_page, parameter};
 
-/// At the end of every key.
+/// The number of digits at the end of every key.
 const DIGITS: usize = 6;
 
 /// Files below a prefix.
 #[derive(Clone, Debug)]
 pub struct Folder {
-    /// Of all its keys.
+    /// The prefix of all its keys.
     pub prefix: String,
-    /// How many there are.
+    /// The number of its files.
     pub files: usize,
 }
 
 impl Folder {
-    /// A folder of so many files.
+    /// A folder of `files` files.
     pub fn new(prefix: &str, files: usize) -> Self {
         Self { prefix: prefix.to_owned(), files }
     }
 
-    /// The key of a file, by its number.
+    /// The key of the file with this number.
     pub fn key(&self, number: usize) -> String {
         format!("{}{number:0DIGITS$}", self.prefix)
     }
 
-    /// The number of the file that follows a key; of the first one where there is no key.
+    /// The number of the file after a key, or of the first one without a key.
     fn number_after(&self, key: &str) -> usize {
         key.strip_prefix(self.prefix.as_str()).map_or(0, |number| number.parse::<usize>().unwrap() + 1)
     }
 }
 
-/// Lists the folder that is asked for by its prefix, with so many keys a page. It has nothing but listings.
+/// Serves listings, and nothing else, of the folder that the requested prefix names, with `page` keys per
+/// page.
 pub async fn serve(folders: Vec<Folder>, page: usize) -> Fake {
     Fake::start(move |request| {
         let prefix = parameter(request, "prefix");

@@ -1,8 +1,8 @@
-//! The queue protocol as plain data: what each script does, without a server. The property test compares the real
-//! server with it after every step; the model checker explores every interleaving of it.
+//! The queue protocol as plain data: the effect of each script, without a server. The property test compares
+//! the real server with it after every step; the model checker explores every interleaving of it.
 //!
-//! Time is left out: back-off is over when an operator promotes, and every pending entry has been idle long enough. So is
-//! memory: a listing pauses at high water only.
+//! Time is left out: back-off is over when an operator promotes, and every pending entry has been idle long
+//! enough. So is memory: a listing pauses only at high water.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,31 +18,31 @@ pub type Pod = u32;
 pub struct Message {
     /// The file.
     pub file: FileNo,
-    /// Attempts that failed.
+    /// Failed attempts so far.
     pub attempts: u32,
     /// Disruptions in a row that count against it.
     pub disruptions: u32,
 }
 
-/// What a run allows.
+/// The limits of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// How often a file is tried.
+    /// The number of attempts per file.
     pub max_attempts: u32,
-    /// How many disruptions in a row it survives.
+    /// The number of disruptions in a row that cost a file nothing.
     pub max_disruptions: u32,
     /// Whether a failed file waits before it is tried again.
     pub backoff: bool,
 }
 
-/// What became of a page.
+/// The result of adding a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enqueued {
     /// It was added.
     Added,
-    /// The listing is elsewhere.
+    /// The listing has moved on.
     Superseded,
-    /// Enough files wait already.
+    /// Enough files are waiting already.
     Paused,
 }
 
@@ -57,19 +57,19 @@ pub enum Verdict {
     Rejected,
     /// Something other than the file ended it.
     Disrupted {
-        /// Whether it counts.
+        /// Whether it counts against the file.
         counts: bool,
     },
     /// It was never tried.
     Released,
 }
 
-/// What a worker that processes many files says about one of them.
+/// What a worker that processes many files reports about one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
-    /// Its filters work on it.
+    /// The filters work on it.
     Started,
-    /// They succeeded, and its results are being published.
+    /// The filters succeeded, and its results are being published.
     Publishing,
     /// It succeeded.
     Succeeded,
@@ -77,7 +77,7 @@ pub enum State {
     Other,
 }
 
-/// What became of an entry.
+/// The result of settling an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fate {
     /// Counted as succeeded.
@@ -91,7 +91,7 @@ pub enum Fate {
         /// Disruptions in a row that count against it.
         disruptions: u32,
     },
-    /// Queued again, as it was.
+    /// Queued again, unchanged.
     Released,
     /// Dead-lettered.
     DeadLettered(Message),
@@ -104,15 +104,15 @@ pub enum Fate {
 pub struct ModelQueue {
     /// Entries of the stream.
     pub work: BTreeMap<EntryNo, Message>,
-    /// Entries that are claimed, and their holders.
+    /// Claimed entries, and their holders.
     pub pending: BTreeMap<EntryNo, Pod>,
-    /// What each pod finds in its inbox.
+    /// The contents of each pod's inbox.
     pub inboxes: BTreeMap<Pod, BTreeSet<EntryNo>>,
-    /// What workers said about entries, and who said it.
+    /// What workers reported about entries, and which pod did.
     pub states: BTreeMap<EntryNo, (Pod, State)>,
-    /// Entries that were handed out and have no holder.
+    /// Entries that were handed out but have no holder.
     pub adrift: BTreeSet<EntryNo>,
-    /// Entries that wait for their back-off, by the entry they were.
+    /// Entries that wait for their back-off, by the number of their last entry.
     pub retry: BTreeSet<(EntryNo, Message)>,
     /// Dead letters.
     pub dlq: Vec<Message>,
@@ -120,7 +120,7 @@ pub struct ModelQueue {
     pub cursor: u32,
     /// Whether the last page was added.
     pub listed: bool,
-    /// Whether the listing waits.
+    /// Whether the listing is paused.
     pub paused: bool,
     /// Whether files may be processed.
     pub started: bool,
@@ -134,7 +134,7 @@ pub struct ModelQueue {
     pub succeeded: u32,
     /// Files that failed for good.
     pub failed: u32,
-    /// Attempts that were repeated.
+    /// Attempts that led to a retry.
     pub retried: u32,
     /// Entries that were reclaimed.
     pub reclaimed: u32,
@@ -159,13 +159,13 @@ impl ModelQueue {
         self.total == self.queued() + self.running() + self.succeeded + self.failed
     }
 
-    /// Files that wait or are claimed: what counts against high water.
+    /// Files that wait or are claimed, which count against high water.
     pub fn unsettled(&self) -> usize {
         self.work.len() + self.retry.len()
     }
 
-    /// Adds a page if the listing is where the caller thinks it is, and too little waits. A listing that paused goes on below
-    /// half of the mark.
+    /// Adds a page if the listing is where the caller thinks it is, and few enough files are waiting. A
+    /// paused listing continues below half of the mark.
     pub fn enqueue(&mut self, expected: u32, last: bool, files: &[FileNo], high_water: usize) -> Enqueued {
         if self.closing || self.closed || self.listed || self.cursor != expected {
             return Enqueued::Superseded;
@@ -191,13 +191,13 @@ impl ModelQueue {
         self.work.insert(self.added, message);
     }
 
-    /// The entry that a pod works on: the first that it holds.
+    /// The entry that a pod works on: the first one it holds.
     pub fn own(&self, pod: Pod) -> Option<(EntryNo, Message)> {
         let entry = self.held_by(pod).next()?;
         Some((entry, self.work[&entry]))
     }
 
-    /// What a pod holds.
+    /// The entries that a pod holds.
     pub fn held_by(&self, pod: Pod) -> impl Iterator<Item = EntryNo> + '_ {
         self.pending.iter().filter(move |(_, holder)| **holder == pod).map(|(entry, _)| *entry)
     }
@@ -208,21 +208,21 @@ impl ModelQueue {
         self.work.iter().filter(move |(entry, _)| free(entry)).map(|(entry, message)| (*entry, *message))
     }
 
-    /// Adds a file to what a pod holds, past its inbox. Which file comes first is not the protocol's concern.
+    /// Gives a pod a file past its inbox. The protocol does not define which file comes first.
     pub fn deliver(&mut self, pod: Pod, fits: impl Fn(&Message) -> bool) -> Option<EntryNo> {
         let (entry, _) = self.available().find(|(_, message)| fits(message))?;
         self.pending.insert(entry, pod);
         Some(entry)
     }
 
-    /// Hands a file to a reader that is not remembered.
+    /// Hands a file to a reader that leaves no trace.
     pub fn deliver_unremembered(&mut self, fits: impl Fn(&Message) -> bool) -> Option<EntryNo> {
         let (entry, _) = self.available().find(|(_, message)| fits(message))?;
         self.adrift.insert(entry);
         Some(entry)
     }
 
-    /// Gives a pod files until it holds `most`; whether it has any now. An abort hands out nothing more.
+    /// Gives a pod files until it holds `most`; returns whether it has any. An abort hands out nothing more.
     pub fn fill(&mut self, pod: Pod, most: usize, fits: impl Fn(&Message) -> bool) -> bool {
         if self.closing {
             return false;
@@ -234,25 +234,26 @@ impl ModelQueue {
         has_any
     }
 
-    /// What a worker reads.
+    /// The inbox as a worker reads it.
     pub fn inbox(&self, pod: Pod) -> impl Iterator<Item = (EntryNo, Message)> + '_ {
         let entries = self.inboxes.get(&pod).into_iter().flatten();
         entries.map(|entry| (*entry, self.work[entry]))
     }
 
-    /// What a worker that processes one file reads.
+    /// The inbox as a worker that processes one file reads it.
     pub fn claim(&self, pod: Pod) -> Option<(EntryNo, Message)> {
         self.inbox(pod).next()
     }
 
-    /// A worker says what became of an entry; it may say anything.
+    /// A worker reports the outcome of an entry, truthfully or not.
     pub fn report(&mut self, entry: EntryNo, pod: Pod, state: State) {
         if !self.closed {
             self.states.insert(entry, (pod, state));
         }
     }
 
-    /// Settles what its holder says has succeeded, and forgets what others say. Returns the files that succeeded.
+    /// Settles files that their holder reports as succeeded, and forgets reports of others. Returns the files
+    /// that succeeded.
     pub fn take_reports(&mut self, policy: Policy) -> Vec<FileNo> {
         let pending = self.pending.clone();
         self.states.retain(|entry, (pod, _)| pending.get(entry) == Some(pod));
@@ -277,8 +278,8 @@ impl ModelQueue {
         self.work.remove(&entry)
     }
 
-    /// Of what was handed out after an entry, checks the next ones, at most `limit`, and queues again what has no holder.
-    /// Returns how many these were, and where to go on.
+    /// Of the entries that were handed out after `after`, checks at most `limit`, and queues again those
+    /// without a holder. Returns their number, and where to continue.
     pub fn recover(&mut self, after: EntryNo, limit: usize) -> (u32, Option<EntryNo>) {
         let handed_out = self.pending.keys().chain(&self.adrift).copied();
         let mut checked: Vec<EntryNo> = handed_out.filter(|entry| *entry > after).collect();
@@ -342,14 +343,14 @@ impl ModelQueue {
         Fate::DeadLettered(message)
     }
 
-    /// Settles an entry of a dead pod as a disruption that counts, if that pod still holds it.
+    /// Settles an entry of a dead pod as a disruption that counts, if that pod still holds the entry.
     pub fn reclaim(&mut self, entry: EntryNo, pod: Pod, policy: Policy) -> Fate {
         let fate = self.settle(entry, pod, Verdict::Disrupted { counts: true }, policy);
         self.reclaimed += u32::from(fate != Fate::Ignored);
         fate
     }
 
-    /// Queues again, as it was, what a consumer holds that cannot be a pod.
+    /// Queues again, unchanged, whatever a consumer holds that cannot be a pod.
     pub fn remove_consumer(&mut self, consumer: Pod) {
         let held: Vec<EntryNo> =
             self.pending.iter().filter(|(_, holder)| **holder == consumer).map(|(entry, _)| *entry).collect();
@@ -360,7 +361,7 @@ impl ModelQueue {
         }
     }
 
-    /// Moves everything that waits for its back-off to the stream.
+    /// Moves everything whose back-off is over to the stream.
     pub fn promote(&mut self) -> u32 {
         let due = std::mem::take(&mut self.retry);
         for (_, message) in &due {
@@ -369,7 +370,7 @@ impl ModelQueue {
         due.len() as u32
     }
 
-    /// Finishes the run, if every file is listed and settled.
+    /// Finishes the run if every file is listed and settled.
     pub fn finish(&mut self) -> bool {
         if self.listed && self.work.is_empty() && self.retry.is_empty() {
             self.closed = true;
@@ -378,7 +379,7 @@ impl ModelQueue {
         self.closed
     }
 
-    /// Dead-letters what remains, at most `limit` files, and closes the run when nothing is left.
+    /// Dead-letters at most `limit` of the remaining files, and closes the run when none is left.
     pub fn abort(&mut self, limit: usize) -> bool {
         if self.closed {
             return true;

@@ -1,4 +1,4 @@
-//! Programs of the workspace, for suites that run them.
+//! Builds and runs programs of the workspace for suites.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -7,14 +7,14 @@ use std::process::Command;
 use testbed::Paths;
 use testbed::programs::{Profile, build};
 
-/// A program that ends when the thread that starts it does, so also with a suite that is killed.
+/// A program that ends with the thread that started it, even if the suite is killed.
 pub fn mortal(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]).arg(program);
     command
 }
 
-/// Builds a program like whatever asks for it (a bench is built with optimizations), and returns its path.
+/// Builds a program with the caller's profile (optimized for benches), and returns its path.
 pub fn program(name: &str) -> PathBuf {
     let paths = Paths::find().expect("suites run in the project");
     let mut built = build(&paths, &[name], Profile::own()).unwrap_or_else(|error| panic!("{error}"));

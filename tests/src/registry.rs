@@ -1,4 +1,4 @@
-//! A registry of images from archives of the testbed: as much of the protocol as a pull needs.
+//! An image registry that serves archives of the testbed, with as much of the protocol as a pull needs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use crate::fake::{Fake, status};
 /// The files of an archive.
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
-/// Serves the archives of a folder by their names, whatever the tag, on loopback.
+/// Serves the archives of a folder on loopback, by their names and with any tag.
 pub async fn serve(folder: &Path, names: &[&'static str]) -> Fake {
     let read = |name: &&'static str| (*name, image::read(&folder.join(format!("{name}.tar"))).unwrap());
     let images: BTreeMap<&str, Files> = names.iter().map(read).collect();
     Fake::start(move |request| answer(&images, request)).await
 }
 
-/// What a registry says: a manifest, or what it refers to.
+/// The registry's answers: a manifest, or a blob that it refers to.
 fn answer(images: &BTreeMap<&str, Files>, request: &Request<Bytes>) -> Response<Full<Bytes>> {
     let words: Vec<&str> = request.uri().path().trim_matches('/').split('/').collect();
     let ["v2", name, kind, reference] = words[..] else { return status(200) };

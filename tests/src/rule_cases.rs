@@ -1,4 +1,4 @@
-//! Every rule: a change of a valid object that breaks it, and one that mends it.
+//! A case for every rule: a change to a valid object that breaks the rule, and a change that corrects it.
 
 use crds::rules::Rule;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ pub struct Case {
     pub rule: Rule,
     /// The valid object.
     pub object: fn() -> Value,
-    /// Where it is changed.
+    /// The place of the change.
     pub pointer: &'static str,
     /// The mistake.
     pub bad: Value,
@@ -23,7 +23,7 @@ fn case(rule: Rule, object: fn() -> Value, pointer: &'static str, bad: Value, go
     Case { rule, object, pointer, bad, good }
 }
 
-/// All of them.
+/// All cases.
 #[rustfmt::skip]
 pub fn cases() -> Vec<Case> {
     let no_grant = json!({ "name": "camera-keys", "namespace": "other" });

@@ -1,4 +1,5 @@
-//! An S3 server of its own for a test: a real versitygw on loopback, with a folder of its own, gone when the test is.
+//! A separate S3 server for a test: a real versitygw on loopback, with its own folder, which is deleted after
+//! the test.
 
 use std::fs;
 use std::path::Path;
@@ -15,12 +16,12 @@ use crate::valkey::free_port;
 
 /// The keys of every test server.
 pub const ACCESS_KEY: &str = "test-access-key";
-/// The secret one, which must show up nowhere.
+/// Their secret key, which must not appear anywhere.
 pub const SECRET_KEY: &str = "test-secret-key-hunter2";
 
 /// A running server. Dropping it ends the process.
 pub struct TestS3 {
-    /// Where it listens.
+    /// The URL that it listens on.
     pub url: String,
     /// A client of it.
     pub client: S3,
@@ -29,7 +30,7 @@ pub struct TestS3 {
 }
 
 impl TestS3 {
-    /// Starts a server and makes a bucket in it.
+    /// Starts a server and creates a bucket in it.
     pub async fn start(bucket: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("data")).unwrap();
@@ -40,7 +41,8 @@ impl TestS3 {
         Self { url, client, folder, processes: vec![process] }
     }
 
-    /// Another server for the same buckets, with TLS. Returns its port and the CA that signed its certificate, in PEM.
+    /// Starts another server for the same buckets, with TLS. Returns its port and the CA that signed its
+    /// certificate, in PEM.
     pub async fn with_tls(&mut self, name: &str) -> (u16, String) {
         let (certificate, key, ca) = certificate(name);
         let path = |file: &str| self.folder.path().join(file).display().to_string();
@@ -52,7 +54,8 @@ impl TestS3 {
         (port, ca)
     }
 
-    /// Another server for the same buckets, which finds the bucket in the host name. Returns its port.
+    /// Starts another server for the same buckets, which reads the bucket from the host name. Returns its
+    /// port.
     pub async fn with_virtual_hosts(&mut self, domain: &str) -> u16 {
         let (process, port) = serve(self.folder.path(), &["--virtual-domain", domain]).await;
         self.processes.push(process);
@@ -81,14 +84,14 @@ pub fn certificate(name: &str) -> (String, String, String) {
     (params.signed_by(&key, &issuer).unwrap().pem(), key.serialize_pem(), ca_certificate)
 }
 
-/// A key as it is in the path of a request: every byte but letters, digits, `-._~/` is escaped.
+/// A key as it appears in the path of a request: every byte except letters, digits and `-._~/` is escaped.
 pub fn escape(key: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let escaped = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     key.bytes().map(escaped).collect()
 }
 
-/// A bucket of a test server, as operator and claimer see it: asked once, and not for long.
+/// A bucket of a test server for operator and claimer, with one try and a short timeout.
 pub fn bucket(url: &str, name: &str) -> Bucket {
     Bucket {
         name: name.to_owned(),

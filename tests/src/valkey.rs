@@ -1,4 +1,5 @@
-//! A Valkey or Redis server of its own for a test: own port, own folder, and gone when the test is.
+//! A separate Valkey or Redis server for a test, with its own port and folder, which is deleted after the
+//! test.
 
 use std::fs;
 use std::net::TcpListener;
@@ -14,11 +15,11 @@ use tempfile::TempDir;
 
 use crate::program::mortal;
 
-/// How long an answer may take. The library's own limits of a second and less are too short for a machine that compiles at
-/// the same time.
+/// The time limit of an answer. The library's own limits of a second or less are too short for a machine that
+/// is also compiling.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How often a server is started on other ports. Two that collide are rare; what fails each time has another reason.
+/// How many ports to try. Two that collide are rare; if every try fails, the cause is different.
 const STARTS: u32 = 5;
 
 /// Settings of a plain connection.
@@ -26,7 +27,7 @@ pub fn patient() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE))
 }
 
-/// Finished runs are kept for longer than a test takes.
+/// Finished runs are kept for longer than any test takes.
 pub const KEEP: Retention = Retention { details: Duration::from_secs(60), ledger: None };
 
 /// A run of team-a with this UID.
@@ -34,7 +35,7 @@ pub fn owner(uid: &str) -> Owner {
     Owner { uid: uid.into(), namespace: "team-a".into(), name: "run".into() }
 }
 
-/// Which server.
+/// The kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavor {
     /// Valkey 8.
@@ -44,7 +45,7 @@ pub enum Flavor {
 }
 
 impl Flavor {
-    /// Both are what users have, so the suites run on both.
+    /// Users have both, so the suites run on both.
     pub const ALL: [Self; 2] = [Self::Valkey, Self::Redis];
 
     fn binary(self) -> &'static str {
@@ -55,18 +56,19 @@ impl Flavor {
     }
 }
 
-/// What is special about a server.
+/// Special features of a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// Password of the default user.
     pub password: Option<&'static str>,
-    /// Keep data over restarts (append-only file, synced on every write).
+    /// Keep data across restarts (append-only file, synced on every write).
     pub persistent: bool,
-    /// Listen with TLS, with a certificate of a CA of its own.
+    /// Listen with TLS, with a certificate from its own CA.
     pub tls: bool,
     /// A Valkey Cluster of one node that serves every slot.
     pub cluster: bool,
-    /// A configuration file, relative to the root of the project. It decides everything but address, folder and password.
+    /// A configuration file, relative to the root of the project. It decides everything but the address, the
+    /// folder and the password.
     pub config: Option<&'static str>,
 }
 
@@ -75,7 +77,7 @@ pub struct TestServer {
     flavor: Flavor,
     options: Options,
     port: u16,
-    /// Where a plain connection gets in beside the TLS port, if there is one.
+    /// The port for plain connections beside the TLS port, if there is one.
     plain_port: u16,
     folder: TempDir,
     process: Option<Child>,
@@ -83,7 +85,7 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// Starts a server without anything special.
+    /// Starts a server without special features.
     pub async fn start(flavor: Flavor) -> Self {
         Self::start_with(flavor, Options::default()).await
     }
@@ -104,7 +106,7 @@ impl TestServer {
         server
     }
 
-    /// Somebody may take a port between finding it free and listening on it: then others are tried.
+    /// A port may be taken between the check and the listening: other ports are tried then.
     async fn start_on(flavor: Flavor, options: Options, mut port: impl FnMut() -> u16) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let ca_certificate = options.tls.then(|| make_certificates(&folder));
@@ -121,12 +123,12 @@ impl TestServer {
         server
     }
 
-    /// The port that it listens on, at the loopback address.
+    /// The port that it listens on, on loopback.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// How to reach it as the default user.
+    /// The settings for a connection as the default user.
     pub fn server(&self) -> Server {
         let scheme = if self.options.tls { "rediss" } else { "redis" };
         let mut server = Server::at(format!("{scheme}://127.0.0.1:{}", self.port));
@@ -141,7 +143,7 @@ impl TestServer {
         self.server().connect().unwrap()
     }
 
-    /// Runs one command, with a connection of its own.
+    /// Runs one command over its own connection.
     pub async fn raw(&self, command: &redis::Cmd) -> redis::Value {
         self.try_raw(command).await.unwrap()
     }
@@ -150,7 +152,7 @@ impl TestServer {
         command.query_async(&mut self.try_raw_connection().await?).await
     }
 
-    /// A plain connection as the default user, for what the protocol itself never does.
+    /// A plain connection as the default user, for commands that the protocol never uses.
     pub async fn raw_connection(&self) -> MultiplexedConnection {
         self.try_raw_connection().await.unwrap()
     }
@@ -161,7 +163,7 @@ impl TestServer {
         client.get_multiplexed_async_connection_with_config(&patient()).await
     }
 
-    /// Ends the process without giving it time for anything.
+    /// Kills the process.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -169,13 +171,13 @@ impl TestServer {
         }
     }
 
-    /// Ends the process, if it runs, and starts it again on the same port and folder.
+    /// Kills the process if it runs, and starts it again with the same port and folder.
     pub async fn restart(&mut self) {
         self.kill();
         self.run().await.unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Starts the process and waits until it answers; says why if it ends instead.
+    /// Starts the process and waits until it answers; returns the reason if it ends instead.
     async fn run(&mut self) -> Result<(), String> {
         let mut command = mortal(self.flavor.binary());
         command.args(self.options.config.map(|config| crate::root().join(config)));
@@ -210,9 +212,9 @@ impl TestServer {
         ))
     }
 
-    /// Whether it is this process that answers, and not another one that took the port.
+    /// Whether this very process answers, and not another one that took the port.
     async fn answers(&self, pid: u32) -> bool {
-        // While it loads its data it says so to PING, and not to INFO.
+        // While the server loads its data, PING says so and INFO does not.
         if self.try_raw(&redis::cmd("PING")).await.is_err() {
             return false;
         }
@@ -221,7 +223,7 @@ impl TestServer {
         info.lines().any(|line| line == format!("process_id:{pid}"))
     }
 
-    /// The most memory that the process has ever had, in bytes, as the system counts it.
+    /// The process's peak memory in bytes, as the kernel counts it.
     pub fn peak_memory(&self) -> u64 {
         let pid = self.process.as_ref().unwrap().id();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -229,12 +231,12 @@ impl TestServer {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
-    /// Stops the process in its tracks: connections stay open and nothing answers.
+    /// Freezes the server: connections stay open and nothing answers.
     pub fn freeze(&self) {
         self.signal("-STOP");
     }
 
-    /// Lets a frozen process go on.
+    /// Resumes a frozen server.
     pub fn thaw(&self) {
         self.signal("-CONT");
     }
@@ -263,9 +265,10 @@ impl TestServer {
                 ("appendonly", on(self.options.persistent)),
                 ("appendfsync", "always".to_owned()),
                 ("cluster-enabled", on(self.options.cluster)),
-                // By default it is among the ports that the system hands out to clients.
+                // The default is within the range that the system uses for clients' ports.
                 ("cluster-port", free_port().to_string()),
-                // How often the server looks for clients that have waited long enough: 10 times a second by default.
+                // How often the server checks for clients that have waited long enough; 10 times a second by
+                // default.
                 ("hz", "500".to_owned()),
             ]);
         }
@@ -289,7 +292,7 @@ impl Drop for TestServer {
     }
 }
 
-/// A port that nobody listens on, below those that the system hands out to clients, so that nobody takes it meanwhile.
+/// A free port below the range that the system uses for clients' ports, so that no client takes it meanwhile.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -301,7 +304,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// A CA and a server certificate for 127.0.0.1 in the folder; returns the CA's certificate.
+/// Writes a CA and a server certificate for 127.0.0.1 to the folder; returns the CA's certificate.
 fn make_certificates(folder: &TempDir) -> Vec<u8> {
     let ca_key = rcgen::KeyPair::generate().unwrap();
     let mut ca = rcgen::CertificateParams::new(Vec::new()).unwrap();
