@@ -1,4 +1,5 @@
-//! `make bench`, a run against a bare Job of the same pods by the built-in controller, with and without files that fail.
+//! `make bench`: a run against a bare Job of the same pods by the built-in controller, with and without
+//! failing files.
 
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ use testbed::images::reference;
 use crate::harness::{self, Lab, counts, phase};
 use crate::timed;
 
-/// Pods at once in a comparison with a bare Job.
+/// Concurrent pods in a comparison with a bare Job.
 const PARALLELISM: usize = 15;
-/// Of these files one in so many is bad, if any is.
+/// If any files are bad, one in this many is.
 const ONE_BAD_IN: usize = 10;
 /// Attempts of a bad file, and of a pod of a bare Job.
 const ATTEMPTS: usize = 3;
@@ -54,8 +55,8 @@ impl Bad {
         }
     }
 
-    /// The most that a run may take of the time of a bare Job. Without failures it costs hardly more than its pods. With
-    /// failures it is a matter of back-off, each with its default: ours begins with a second, that of Kubernetes with ten.
+    /// The most that a run may take of a bare Job's time. Without failures it costs hardly more than its
+    /// pods. With failures the default back-off decides: ours begins with a second, Kubernetes' with ten.
     fn ratio_max(self) -> f64 {
         match self {
             Self::None => 1.1,
@@ -64,7 +65,8 @@ impl Bad {
         }
     }
 
-    /// Where some are bad they are few, so that the time of two processors for so many pods does not hide everything else.
+    /// If some files are bad, there are few, so that the time two processors need for so many pods does not
+    /// hide everything else.
     fn files(self) -> usize {
         match self {
             Self::None => 60,
@@ -72,8 +74,8 @@ impl Bad {
         }
     }
 
-    /// How often each of the two is tried twice. Two tries of the same kind differ by a quarter on a machine with two
-    /// processors, which is more than what is looked for where nothing fails.
+    /// How often each of the two is tried. Two tries of the same kind differ by a quarter on a machine with
+    /// two processors, which is more than the difference to be found without failures.
     fn rounds(self) -> usize {
         match self {
             Self::None => 3,
@@ -81,7 +83,7 @@ impl Bad {
         }
     }
 
-    /// Files that fail in the end.
+    /// Files that fail permanently.
     fn failures(self) -> usize {
         match self {
             Self::None | Self::Once => 0,
@@ -89,7 +91,7 @@ impl Bad {
         }
     }
 
-    /// What the filter is told by the file.
+    /// The file's instruction to the filter.
     fn content(self, number: usize) -> String {
         let bad = match self {
             Self::None => "copy",
@@ -110,8 +112,8 @@ impl Bad {
     }
 }
 
-/// Seconds of a run and of a bare Job: the median of some tries each, which take turns in being first, so that neither a noisy
-/// nor a lucky moment decides.
+/// Seconds of a run and of a bare Job: the median of several tries each, which take turns in going first, so
+/// that neither a noisy nor a lucky moment decides.
 async fn against_a_bare_job(bad: Bad) -> (f64, f64) {
     let (mut run, mut bare) = (Vec::new(), Vec::new());
     for is_run in [false, true, true, false].repeat(bad.rounds()) {
@@ -127,14 +129,15 @@ async fn against_a_bare_job(bad: Bad) -> (f64, f64) {
     (median(run), median(bare))
 }
 
-/// Of an even number of tries.
+/// The median of an even number of tries.
 fn median(mut tries: Vec<f64>) -> f64 {
     tries.sort_by(f64::total_cmp);
     let upper = tries.len() / 2;
     f64::midpoint(tries[upper - 1], tries[upper])
 }
 
-/// Waits until nothing of an earlier measurement is left to be removed, which costs the nodes as much as pods that start.
+/// Waits until no remains of an earlier measurement are being removed, because removal costs the nodes as
+/// much as starting pods.
 async fn quiet(lab: &Lab) {
     let pods: Api<Pod> = Api::all(lab.testbed.client());
     let removed = async || {
@@ -158,10 +161,10 @@ async fn seconds_of_a_run(lab: &Lab, bad: Bad) -> f64 {
     took.as_secs_f64()
 }
 
-/// As many pods by the built-in controller. Where some fail, in the way that Kubernetes has for work items that fail one by
-/// one, which is a back-off for each of them.
+/// The same number of pods by the built-in controller. If some fail, it uses Kubernetes' feature for work
+/// items that fail individually, which is a back-off for each of them.
 async fn seconds_of_a_bare_job(mut lab: Lab, bad: Bad) -> f64 {
-    // More than there are pods: another attempt is another pod, which claims another file.
+    // More than there are pods, because another attempt is another pod, which claims another file.
     lab.put_many("", 2 * bad.files(), |_| "copy".to_owned()).await;
     let mut pod = pod_of_a_run(&mut lab).await;
     let mut spec = json!({"completions": bad.files(), "parallelism": PARALLELISM});
@@ -181,13 +184,13 @@ async fn seconds_of_a_bare_job(mut lab: Lab, bad: Bad) -> f64 {
     let (status, took) = timed(lab.eventually("the bare Job ends", ended)).await;
     assert_eq!(status.succeeded, Some((bad.files() - bad.failures()) as i32), "{status:?}");
     lab.api::<Job>().delete("bare", &DeleteParams::background()).await.unwrap();
-    // So that nothing of it stays in Valkey.
+    // So that nothing of it remains in Valkey.
     lab.start_operator();
     lab.delete("twin").await;
     took.as_secs_f64()
 }
 
-/// The very pods of a run: they claim the files of one that is suspended, and whose operator has gone.
+/// Exactly the pods of a run: they claim files of a suspended run without an operator.
 async fn pod_of_a_run(lab: &mut Lab) -> PodSpec {
     lab.run("twin", json!({"suspend": true})).await;
     let run = lab.until("twin", "it waits", |run| phase(run) == Some(Phase::Suspended)).await;
@@ -196,7 +199,7 @@ async fn pod_of_a_run(lab: &mut Lab) -> PodSpec {
     job.spec.unwrap().template.spec.unwrap()
 }
 
-/// A script in the place of the filter, which would need the operator to know of another attempt.
+/// A script instead of the filter, which could learn of another attempt only from the operator.
 fn run_instead(pod: &mut PodSpec, script: String) {
     let failures = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']";
     let failures = json!({"name": "FAILURES", "valueFrom": {"fieldRef": {"fieldPath": failures}}});

@@ -1,6 +1,6 @@
-//! `make bench`, operator part, on the real cluster: a run against a bare Job of the same pods, how soon a finished pod is
-//! settled, and what a file costs in requests and memory as files grow: it must stay constant. Ratios are asserted: machines are
-//! shared and noisy.
+//! `make bench`, operator part, on the real cluster: a run against a bare Job of the same pods, how soon a
+//! finished pod is settled, and the requests and memory per file, which must stay constant as files grow.
+//! Ratios are asserted, because machines are shared and noisy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
 mod bare_job;
@@ -18,13 +18,15 @@ use harness::{Lab, counts, filter};
 use player::Player;
 use serde_json::json;
 
-/// Files of the two runs that show whether cost per file is constant.
+/// Files of the two runs that show whether the cost per file is constant.
 const SIZES: [usize; 2] = [1_000, 10_000];
 /// Cost per file may differ by this much between them.
 const GROWTH_MAX: f64 = 1.2;
-/// Bytes by which the operator may grow between them: nothing that it remembers is a matter of files.
+/// How many bytes the operator may grow between them: nothing that it remembers depends on the number of
+/// files.
 const MEMORY_GROWTH_MAX: f64 = 16.0 * 1_048_576.0;
-/// 99 of 100 files are settled this soon after their pod ended: of these files, with so many pods that work so long.
+/// 99 of 100 files are settled this soon after their pod ended, with this many files, concurrent pods and
+/// working time.
 const SETTLED_WITHIN: Duration = Duration::from_millis(500);
 const SETTLED: (usize, usize, Duration) = (500, PODS, Duration::from_secs(2));
 const PODS: usize = 50;
@@ -45,14 +47,15 @@ const PARTS: [&str; 11] = [
 ];
 
 fn main() {
-    // `cargo test --benches` asks for tests, of which there are none.
+    // `cargo test --benches` asks for tests, and there are none.
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let wanted = |part: &str| words.is_empty() || words.iter().any(|word| selects(word, part));
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        // What takes least first, so that it is not measured on a cluster that has just removed thousands of pods.
+        // The lightest part first, so that it is not measured on a cluster that has just removed thousands of
+        // pods.
         if wanted("settled") {
             settled_in_time().await;
         }
@@ -89,13 +92,13 @@ fn main() {
     });
 }
 
-/// As with other benches, words select parts: `cargo bench --bench run -- settled`. A word that is the name of a part selects
-/// this one alone: `warm` is short, and others that begin with it are not.
+/// As with other benches, words select parts: `cargo bench --bench run -- settled`. A word that is the exact
+/// name of a part selects only this part: `warm` is short, and the beginning of other names.
 fn selects(word: &str, part: &str) -> bool {
     if PARTS.contains(&word) { part == word } else { part.contains(word) }
 }
 
-/// The better of two tries: a machine that stands still for a second is no matter of the operator.
+/// The better of two tries: a machine that stalls for a second is not the operator's fault.
 async fn settled_in_time() {
     let (files, pods, work) = SETTLED;
     println!(
@@ -147,7 +150,8 @@ struct Cost {
     calls: f64,
     memory: f64,
     rate: f64,
-    /// Of each file, in order: from the end of its pod, as the API server has it, until the operator says that it is settled.
+    /// For each file, in order: from the end of its pod, according to the API server, until the operator
+    /// reports it as settled.
     latencies: Vec<Duration>,
 }
 
@@ -162,8 +166,8 @@ impl Cost {
     }
 }
 
-/// What a file costs the operator, and how soon it is settled. Nobody runs these pods: this process claims their files and ends
-/// them, so that the machine's two processors are left to what is measured.
+/// What a file costs the operator, and how soon it is settled. No kubelet runs these pods: this process
+/// claims their files and ends them, so that the machine's two processors are left to the measurement.
 async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
     let mut lab = Lab::alone("cost").await;
     lab.set("LOG", "info,operator::run::decision_log=debug");
@@ -184,7 +188,7 @@ async fn cost_of(files: usize, parallelism: usize, work: Duration) -> Cost {
     let latencies = playing.player.latencies(&lab.operator_log());
     assert!(latencies.len() >= files, "{} of {files} are known to be settled", latencies.len());
     let requests = metric("openfilter_kubernetes_requests_total").await - before.0;
-    // The claims are this process's own.
+    // This process made the claims itself.
     let calls = valkey_calls(&lab).await - before.1;
     Cost {
         requests: requests / files as f64,

@@ -1,5 +1,5 @@
-//! Who is to blame: a file is charged an attempt only when its own processing failed. `maxAttempts: 1` makes a single wrong
-//! charge a dead letter.
+//! Blame: a file is charged an attempt only when its own processing failed. With `maxAttempts: 1`, a single
+//! wrong charge shows as a dead letter.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,8 @@ use testbed::{Fault, FaultyS3, Rule};
 use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, is_soak, message, phase, running, soon};
 use crate::storms::of;
 
-/// A proxy at the address of one that is gone: the storage is back. Connections that are still closing hold it for a moment.
+/// A new proxy at the address of an old one, so that the storage is back. Connections that are still closing
+/// occupy the address for a moment.
 async fn listen_again(lab: &Lab, url: &str) -> FaultyS3 {
     let address = url.trim_start_matches("http://").to_owned();
     let listen = async || Ok(FaultyS3::listen(&address, testbed::services::S3_IP_URL).await.ok());
@@ -34,7 +35,7 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
     let (files, seconds, execution) = match mode {
         _ if is_soak() => (60, 300, json!({})),
         Mode::PodPerFile => (20, 60, json!({"parallelism": 4, "maxAttempts": 1})),
-        // More, because pods finish those that they have fetched ahead.
+        // More, because pods finish the files that they have prefetched.
         Mode::Warm => (40, 60, json!({"parallelism": 4, "maxAttempts": 1})),
     };
     let lab = Lab::in_mode("outage", mode).await;
@@ -57,10 +58,10 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
     println!("reported {:?} after the storage stopped", down.elapsed());
     let words = message(&degraded, "Degraded");
     assert!(words.contains("no file is charged") && words.contains("one pod at a time"), "{words}");
-    // Each probe of this time would cost a file an attempt.
+    // Each probe during this time would cost a file an attempt.
     tokio::time::sleep(Duration::from_secs(seconds).saturating_sub(down.elapsed())).await;
     let disrupted = lab.tally("r", "disrupted").await;
-    // Pods that process many files stay: they get one file at a time.
+    // Pods that process many files stay, and get one file at a time.
     let pods = lab.pods().await.iter().filter(|pod| is_active(pod)).count();
     assert!(mode == Mode::Warm || pods <= 1, "{pods} pods at once probe a storage that is down");
     let run = lab.get("r").await;
@@ -74,15 +75,15 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
     println!("at full parallelism {:?} after the storage was back", back.elapsed());
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (files, files, 0));
-    // Those that were under way, and a probe every few seconds.
+    // The files in progress, and a probe every few seconds.
     assert!((3..20 + seconds * 2 / 3).contains(&disrupted), "{disrupted} disruptions in {seconds} s");
     assert_eq!(lab.tally("r", "retried").await, 0, "no attempt is charged");
     lab.check_left_nothing(&run).await;
     drop(proxy);
 }
 
-/// Pods that process many files keep the keys that they were started with, so those whose keys are refused make way for new
-/// ones.
+/// Pods that process many files keep the access keys that they started with, so pods whose keys are refused
+/// are replaced.
 async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt(mode: Mode) {
     // Enough to be at work when the second of the new pods has started.
     let files = if mode == Mode::Warm { 30 } else { 10 };
@@ -111,7 +112,7 @@ async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt(mode: 
     lab.check_left_nothing(&run).await;
 }
 
-/// With one file left, no other transfer shows that the storage is down: the canary does.
+/// With one file left, no other transfer shows that the storage is down, but the canary does.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
@@ -124,7 +125,7 @@ async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
     lab.put("b", "copy").await;
     lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
-    // While the first file is being processed, the keys are revoked: the second one is the last.
+    // The keys are revoked while the first file is being processed, so that the second one is the last.
     lab.pod_that("its claimer fetched the first file", |pod| claimer_message(pod).map(|_| ())).await;
     proxy.inject(refuse());
     lab.until("r", "the keys are reported", is_refused).await;
@@ -134,7 +135,8 @@ async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
     lab.until("r", "the outage is reported", is_out).await;
     let before = lab.tally("r", "disrupted").await;
     assert!(before >= 6, "{before} disruptions, where one alone is free");
-    // The storage is back, and the keys are not. Nothing is served before the rule is there: both run on this thread.
+    // The storage is back, but the keys are not. Nothing is served before the rule is in place, because both
+    // run on this thread.
     let proxy = listen_again(&lab, &url).await;
     proxy.inject(refuse());
     lab.until("r", "the keys are reported again", is_refused).await;
@@ -167,7 +169,7 @@ async fn objects_that_alone_are_refused_or_fail_are_charged_in_the_end(mode: Mod
     lab.check_left_nothing(&run).await;
 }
 
-/// The new operator has seen no fetch succeed: it must learn elsewhere that the storage is up.
+/// The new operator has seen no successful fetch, so it must learn from the queue that the storage is up.
 async fn a_last_object_that_is_refused_is_charged_after_a_restart_of_the_operator(mode: Mode) {
     let mut lab = Lab::in_mode("forgotten", mode).await;
     lab.restart_with("MAX_DISRUPTIONS", "1000").await;
@@ -191,10 +193,10 @@ async fn a_last_object_that_is_refused_is_charged_after_a_restart_of_the_operato
     lab.check_left_nothing(&run).await;
 }
 
-/// What a drain does to each pod of its node.
+/// Does what a drain does to each pod of a node.
 async fn a_pod_that_is_evicted_costs_its_file_nothing(mode: Mode) {
     let lab = Lab::in_mode("drained", mode).await;
-    // Longer than the grace period of a pod.
+    // Longer than a pod's grace period.
     lab.put("file", "sleep 20").await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
@@ -210,8 +212,8 @@ async fn a_pod_that_is_evicted_costs_its_file_nothing(mode: Mode) {
     lab.check_left_nothing(&run).await;
 }
 
-/// Kubelet keeps 12 KiB of termination messages for a whole pod: with as many filters as a Pipeline may have, the entry that the
-/// claimer reports must still be readable.
+/// The kubelet keeps 12 KiB of termination messages for a whole pod: even with as many filters as a Pipeline
+/// may have, the entry that the claimer reports must be readable.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_pod_with_as_many_containers_as_there_may_be_settles_its_own_file() {
@@ -233,12 +235,12 @@ async fn a_pod_with_as_many_containers_as_there_may_be_settles_its_own_file() {
     assert_eq!(counts(&lab.finished("r").await), (1, 1, 0));
 }
 
-/// Whether nothing that the run depends on fails any longer.
+/// Whether everything that the run depends on works again.
 fn goes_on(run: &PipelineRun) -> bool {
     condition(run, "Degraded").0 == "False"
 }
 
-/// What the claimer said at its end.
+/// The claimer's final report.
 fn claimer_message(pod: &Pod) -> Option<String> {
     let claimer = pod.status.as_ref()?.init_container_statuses.as_ref()?.first()?;
     claimer.state.as_ref()?.terminated.as_ref()?.message.clone()

@@ -1,4 +1,4 @@
-//! What people and other controllers do to a run while it runs, and after it.
+//! Actions of people and other controllers on a run, while it runs and afterwards.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
     lab.patch("r", json!({"spec": {"execution": {"parallelism": 3, "maxFailedFiles": 0}}})).await;
     let run = lab.finished("r").await;
     assert_eq!(condition(&run, "Succeeded"), ("False".into(), "TooManyFailures".into()));
-    // One that was under way was given up with the rest.
+    // A file in progress was given up with the rest.
     assert!(matches!(counts(&run), (12, 7..=10, _)), "{:?}", counts(&run));
     lab.check_left_nothing(&run).await;
 }
@@ -129,7 +129,7 @@ async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after() {
     assert_eq!(counts(&lab.get("r").await), (5, 5, 0));
 }
 
-/// Whoever holds a pod whose file is done holds up neither the next file nor the end.
+/// A pod whose file is done may be kept by anyone: it delays neither the next file nor the end.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_pod_that_somebody_else_holds_does_not_hold_up_the_run() {
@@ -141,12 +141,12 @@ async fn a_pod_that_somebody_else_holds_does_not_hold_up_the_run() {
     let hold = Patch::Merge(json!({"metadata": {"finalizers": ["example.com/hold"]}}));
     lab.api::<Pod>().patch(&first, &PatchParams::default(), &hold).await.unwrap();
     assert_eq!(counts(&lab.finished("r").await), (2, 2, 0));
-    // The laboratory takes the finalizer away.
+    // The laboratory removes the finalizer.
     let held = lab.api::<Pod>().get(&first).await.unwrap();
     assert!(held.metadata.deletion_timestamp.is_some());
 }
 
-/// Pods cannot start without it, and nobody but the operator knows what was in it.
+/// Pods cannot start without it, and only the operator knows its contents.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_queue_secret_that_somebody_spoils_is_made_whole_again() {
@@ -172,8 +172,8 @@ async fn a_queue_secret_that_somebody_spoils_is_made_whole_again() {
     lab.check_left_nothing(&run).await;
 }
 
-/// What GitOps needs: a deleted run leaves nothing behind; created again it is not executed again, and gets its
-/// status back.
+/// What GitOps needs: a deleted run leaves nothing behind; if it is created again, it gets its status back
+/// and is not executed again.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_finished_run_that_is_created_again_gets_its_status_back() {
@@ -200,8 +200,8 @@ async fn a_finished_run_that_is_created_again_gets_its_status_back() {
     assert!(message(&changed, "Stalled").contains("new name"), "{}", message(&changed, "Stalled"));
 }
 
-/// Deleted and created again while no operator looked, as by a restore from a backup: its queue knows the run by another UID.
-/// The same run takes it over, and goes on where the former one was.
+/// Deleted and created again without an operator, as by a restore from a backup: its queue knows the run by
+/// another UID. The same run takes it over, and continues where the old one stopped.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_that_is_created_again_in_mid_run_takes_over_its_queue() {
@@ -216,7 +216,7 @@ async fn a_run_that_is_created_again_in_mid_run_takes_over_its_queue() {
     let (epoch, settled) = (lab.meta("r", "epoch").await, lab.tally("r", "succeeded").await);
     lab.patch("r", json!({"metadata": {"finalizers": null}})).await;
     lab.delete("r").await;
-    // Kubernetes removes what belonged to it. Nothing removes its queue and its workers' user.
+    // Kubernetes removes what belonged to the run, but not its queue or its workers' user.
     let removed = async || {
         let (pods, jobs) = (lab.pods().await, lab.jobs().await);
         let (secrets, stored) = (lab.list::<Secret>().await, lab.list::<ControllerRevision>().await);
@@ -241,8 +241,8 @@ async fn a_run_that_is_created_again_in_mid_run_takes_over_its_queue() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Its finalizer is removed by hand. Created again it would go on from its queue, so the queue is removed only after a while, also
-/// when the operator restarts meanwhile.
+/// Its finalizer is removed by hand. If it were created again, it would continue from its queue. Therefore
+/// the queue is removed only after a while, even if the operator restarts meanwhile.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn the_queue_of_a_run_that_is_gone_without_its_finalizer_is_removed_in_the_end() {
@@ -252,7 +252,7 @@ async fn the_queue_of_a_run_that_is_gone_without_its_finalizer_is_removed_in_the
     lab.pipeline(json!({})).await;
     let uid = lab.run("r", json!({})).await.uid().unwrap();
     lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
-    // The operator would set it again.
+    // Otherwise the operator would set it again.
     lab.signal_operator(0, "STOP");
     lab.patch("r", json!({"metadata": {"finalizers": null}})).await;
     lab.delete("r").await;
@@ -283,7 +283,7 @@ async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_again
     lab.run("r", json!({"execution": {"parallelism": 3}})).await;
     lab.until("r", "files are processed", |run| running(run) > 0).await;
     lab.delete("r").await;
-    // The run is gone when all that it had is gone: one of the same name may come at once.
+    // The run is gone once everything it had is gone: another one of the same name may follow at once.
     assert_eq!(names(lab.pods().await), Vec::<String>::new());
     assert_eq!(names(lab.jobs().await), Vec::<String>::new());
     assert_eq!(lab.traces().await, Vec::<String>::new());
@@ -294,7 +294,7 @@ async fn a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_again
     assert!(!lab.witness.was_ever(|run| is_degraded_by(run, "NameTaken")));
 }
 
-/// Two runs of one runId: one of them is executed, the other says why not.
+/// Two runs with one runId: one of them is executed, and the other says why it is not.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn two_runs_of_one_run_id_are_one_run() {

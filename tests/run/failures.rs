@@ -20,7 +20,7 @@ in_both_modes! {
     a_run_stops_when_its_time_is_over_or_too_many_files_failed
 }
 
-/// Objects of the whole cluster; they go with this value, also by a panic.
+/// Cluster-scoped objects, which are deleted when this value is dropped, even by a panic.
 struct ForTheCluster {
     testbed: Testbed,
     objects: String,
@@ -41,8 +41,8 @@ impl Drop for ForTheCluster {
     }
 }
 
-/// Who would manage a Job that somebody is to manage, or why there would be no Job: the API server takes a moment to heed what
-/// is new about admission.
+/// Who would manage a Job with `managedBy`, or why there would be no Job: the API server takes a moment to
+/// apply new admission settings.
 fn manager_of_a_job(lab: &Lab) -> Result<String, String> {
     let pod = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]});
     let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "any"},
@@ -53,14 +53,14 @@ fn manager_of_a_job(lab: &Lab) -> Result<String, String> {
     lab.testbed.kubectl(&words, &job.to_string())
 }
 
-/// A run of only bad files ends as fast as its own back-off allows; the built-in Job controller would take hours, and
-/// after six failures wait for longer at once than [`crate::harness::LONG`].
-/// Not one of the Job's completions is ever reached, and yet it ends, and no pod waits for a file.
+/// A run of only bad files ends as fast as its own back-off allows. The built-in Job controller would take
+/// hours, and after six failures a single wait exceeds [`crate::harness::LONG`]. None of the Job's
+/// completions is ever reached, and yet it ends, and no pod waits for a file.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn forty_files_that_all_fail_end_within_their_own_back_off() {
     let lab = Lab::new("forty").await;
-    // Some are tried twice: more than a Job would let fail before it waits for minutes.
+    // Some are tried twice: more failures than a Job would allow before it waits for minutes.
     lab.put_many("", 40, |number| if number % 5 == 0 { "exit 9" } else { "exit 8" }.to_owned()).await;
     lab.pipeline(json!({})).await;
     let execution = json!({"parallelism": 20, "maxAttempts": 2, "nonRetryableExitCodes": [8]});
@@ -89,8 +89,8 @@ async fn a_filter_that_says_bad_input_is_not_asked_again_and_one_killed_for_memo
     assert!(of("big").pod.is_some());
 }
 
-/// An image that cannot be pulled. A filter's fails its files after a while; the claimer's is the run's problem
-/// and no file's.
+/// An image that cannot be pulled. A filter's image fails its files after a while; the claimer's image is the
+/// run's problem and no file's.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
@@ -123,15 +123,15 @@ async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
     tokio::time::sleep(Duration::from_secs(8)).await;
     let waiting = lab.get("claimer").await;
     assert_eq!((counts(&waiting), phase(&waiting)), ((1, 0, 0), Some(Phase::Running)), "no file is blamed");
-    // One that is stuck for too long is replaced by another.
+    // A pod that is stuck for too long is replaced.
     assert!(lab.pods().await.len() <= 1, "no pod is added");
 
-    // Whoever mends the setting mends the run.
+    // Correcting the setting repairs the run.
     lab.restart_with("CLAIMER_IMAGE", &reference("claimer")).await;
     assert_eq!(counts(&lab.finished("claimer").await), (1, 1, 0));
 }
 
-/// A container that cannot be created, here because of a Secret that is not there.
+/// A container that cannot be created, here because a Secret is missing.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
@@ -152,8 +152,8 @@ async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
     assert!(reason.contains("CreateContainerConfigError"), "{reason}");
 }
 
-/// A node whose sandbox, network or volumes fail looks empty and attracts pods. Those that it does not bring up are replaced,
-/// their files go back as they were, and the node is named.
+/// A node whose sandbox, network or volumes fail looks empty and attracts pods. Pods that it does not start
+/// are replaced, their files go back unchanged, and the node is named.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn pods_that_a_node_never_brings_up_are_replaced_and_the_node_is_named() {
@@ -202,8 +202,8 @@ fn is_unschedulable(pod: &Pod) -> bool {
     conditions.into_iter().flatten().any(|condition| condition.reason.as_deref() == Some("Unschedulable"))
 }
 
-/// Places a pod on a node whose kubelet says that it has neither sandbox, network nor volumes for it. It says so first: alone
-/// that is no news to the operator, and it would find out half a minute later.
+/// Places a pod on a node whose kubelet reports no sandbox, network or volumes for it. The report comes
+/// first: by itself it is no news to the operator, which would notice it only half a minute later.
 async fn bind_to_broken_node(lab: &Lab, pod: &str, node: &str) {
     let (pods, patch) = (lab.api::<Pod>(), PatchParams::default());
     let condition = json!({"type": "PodReadyToStartContainers", "status": "False"});
@@ -214,20 +214,21 @@ async fn bind_to_broken_node(lab: &Lab, pod: &str, node: &str) {
     let _: Value = pods.create_subresource("binding", pod, &PostParams::default(), &binding).await.unwrap();
 }
 
-/// Workers that end before they have a file are the run's problem: another one is made later and later, and no file is
-/// blamed.
+/// Workers that end before they have a file are the run's problem: they are replaced with increasing delays,
+/// and no file is blamed.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn workers_that_die_without_a_file_are_told_and_made_ever_more_rarely() {
     let mut lab = Lab::new("dying").await;
-    // A program that knows nothing of claiming.
+    // A program that knows nothing about claiming.
     lab.restart_with("CLAIMER_IMAGE", &reference("probe")).await;
     lab.put("a", "copy").await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
     let told = lab.until("r", "it is told", |run| is_degraded_by(run, "WorkersFailing")).await;
     assert!(message(&told, "Degraded").contains("probe copy"), "{}", message(&told, "Degraded"));
-    // Waits of 1, 2, 4, 8 and 16 s: a sixth pod comes after half a minute. Without them there would be one a second.
+    // Waits of 1, 2, 4, 8 and 16 s: a sixth pod comes after half a minute. Without them there would be one
+    // per second.
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert!(lab.witness.pods_ever("r") <= 6, "{} pods", lab.witness.pods_ever("r"));
     assert_eq!(counts(&lab.get("r").await), (1, 0, 0), "no file is blamed");
@@ -235,7 +236,7 @@ async fn workers_that_die_without_a_file_are_told_and_made_ever_more_rarely() {
     assert_eq!(counts(&lab.finished("r").await), (1, 1, 0));
 }
 
-/// What only the API server can judge: the message is its own, and nothing is tried in a hurry.
+/// Errors that only the API server can detect: the message is its own, and retries are slow.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_job_that_the_api_server_refuses_is_told() {
@@ -246,7 +247,7 @@ async fn a_job_that_the_api_server_refuses_is_told() {
     let told = lab.until("r", "it is told", |run| is_degraded_by(run, "JobRefused")).await;
     let message = message(&told, "Degraded");
     assert!(message.contains("tolerations") && message.contains("Exist"), "{message}");
-    // A quota of Jobs is one like any other.
+    // A quota for Jobs works like any other.
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"count/jobs.batch": "0"}}});
     lab.create::<ResourceQuota>(quota).await;
     let pipelines = lab.api::<crds::v1alpha1::Pipeline>();
@@ -258,7 +259,7 @@ async fn a_job_that_the_api_server_refuses_is_told() {
     assert_eq!(counts(&lab.finished("other").await), (1, 1, 0));
 }
 
-/// A Job that has the name of the run's and is not its own is left in peace, and said to be in the way.
+/// A Job that has the run's name but another owner is left alone, and reported as an obstacle.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_job_of_somebody_else_is_not_taken_over() {
@@ -277,7 +278,7 @@ async fn a_job_of_somebody_else_is_not_taken_over() {
     assert_eq!(counts(&lab.finished("r").await), (1, 1, 0));
 }
 
-/// A cluster that drops `managedBy` would run the Job itself, so nothing is run there.
+/// A cluster that drops `managedBy` would run the Job itself, so the operator runs nothing there.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn where_jobs_cannot_be_managed_nothing_is_run_and_the_reason_is_told() {
@@ -316,7 +317,8 @@ async fn where_jobs_cannot_be_managed_nothing_is_run_and_the_reason_is_told() {
     lab.eventually("the operator says why it does not start", refuses).await;
 }
 
-/// An admission webhook that is down is no refusal, and yet nothing gets on: people are told, in the API server's own words.
+/// An unavailable admission webhook is no refusal, and yet nothing progresses: the run says so in the API
+/// server's own words.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn an_admission_webhook_that_is_away_is_told_once_it_lasts_and_waited_for() {
@@ -348,8 +350,8 @@ async fn an_admission_webhook_that_is_away_is_told_once_it_lasts_and_waited_for(
     assert_eq!((counts(&run), condition(&run, "Degraded").0), ((1, 1, 0), "False".into()));
 }
 
-/// A filter that takes longer than `pendingTimeout` keeps its file; one that takes longer than `fileTimeout` does
-/// not.
+/// A filter that takes longer than `pendingTimeout` keeps its file; one that takes longer than `fileTimeout`
+/// does not.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_long_filter_is_not_duplicated_and_one_that_is_too_long_is_ended() {
@@ -389,13 +391,14 @@ async fn a_run_stops_when_its_time_is_over_or_too_many_files_failed(mode: Mode) 
     );
     let letters = lab.dead_letters("failures").await;
     let tried = letters.iter().filter(|letter| letter.attempts > 0).count();
-    // Pods that stay up also process the files that they hold until they are told to end.
+    // Pods that stay up also process the files that they already hold when they are told to end.
     let most = if mode == Mode::Warm { 11 } else { 6 };
     assert!((3..=most).contains(&tried), "{tried} of 12 files were tried");
     assert_eq!(lab.pods().await.len(), 0);
 }
 
-/// A quota that is used up, and pods that admission refuses, are the run's problem, told with the API server's own words.
+/// An exhausted quota, and pods that admission refuses, are the run's problem, reported in the API server's
+/// own words.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_quota_and_a_refusal_are_told_and_waited_for() {
@@ -412,7 +415,8 @@ async fn a_quota_and_a_refusal_are_told_and_waited_for() {
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (8, 8, 0));
     assert!(lab.witness.most_pods() <= 2, "{} pods", lab.witness.most_pods());
-    // It is in nobody's way once there are no more files than pods: the last of them takes a while.
+    // Once there are no more files than pods, the quota no longer matters. The last of the files takes a
+    // while.
     let goes_on_well = |run: &PipelineRun| {
         phase(run) == Some(Phase::Running) && counts(run).1 >= 6 && condition(run, "Degraded").0 == "False"
     };

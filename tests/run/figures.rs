@@ -1,16 +1,16 @@
-//! Figures that others keep: metrics of the operator, commands of Valkey, writes of the API server.
+//! Figures from other programs: metrics of the operator, commands of Valkey, writes of the API server.
 
 use std::time::Duration;
 
 use crate::harness::Lab;
 
-/// A figure of the operator.
+/// A metric of the operator.
 pub async fn metric(name: &str) -> f64 {
     let values = metrics(name).await;
     *values.first().unwrap_or_else(|| panic!("no {name}"))
 }
 
-/// A figure of the operator, for each of its labels.
+/// A metric of the operator, for each of its labels.
 pub async fn metrics(name: &str) -> Vec<f64> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     for _ in 0..100 {
@@ -26,7 +26,7 @@ pub async fn metrics(name: &str) -> Vec<f64> {
     panic!("the operator does not answer")
 }
 
-/// How often Valkey executed each command: `(name, calls)`. It counts a command inside of a script like one from outside.
+/// How often Valkey executed each command: `(name, calls)`. Commands inside scripts count like any other.
 async fn valkey_commands(lab: &Lab) -> Vec<(String, f64)> {
     let stats: String =
         redis::cmd("INFO").arg("commandstats").query_async(&mut lab.raw().await).await.unwrap();
@@ -37,15 +37,15 @@ async fn valkey_commands(lab: &Lab) -> Vec<(String, f64)> {
     stats.lines().filter_map(read).collect()
 }
 
-/// Commands that Valkey was sent by the operator: scripts, and what it sends beside them. Some of those are also in scripts,
-/// so this is a little more than what was sent.
+/// The operator's commands to Valkey: scripts, and commands beside them. Some of these also occur in scripts,
+/// so the result is slightly too high.
 pub async fn valkey_calls(lab: &Lab) -> f64 {
     let sent = ["evalsha", "eval", "acl|getuser", "acl|setuser", "xpending"];
     let commands = valkey_commands(lab).await;
     commands.iter().filter(|(name, _)| sent.contains(&name.as_str())).map(|(_, calls)| calls).sum()
 }
 
-/// Commands that Valkey executed for anyone, those inside of scripts included.
+/// All commands that Valkey executed, including those inside scripts.
 pub async fn all_valkey_calls(lab: &Lab) -> f64 {
     valkey_commands(lab).await.iter().map(|(_, calls)| calls).sum()
 }
@@ -57,7 +57,7 @@ pub struct Writes {
     pub count: f64,
 }
 
-/// All writes since the API server has started, by verb and resource.
+/// All writes since the API server started, by verb and resource.
 pub fn api_writes(lab: &Lab) -> Vec<Writes> {
     let text = lab.testbed.kubectl(&["get", "--raw", "/metrics"], "").unwrap();
     let read = |line: &str| {

@@ -1,4 +1,5 @@
-//! A laboratory: a namespace, a bucket, an operator that looks after this namespace only, and a witness of all that happens.
+//! A laboratory: a namespace, a bucket, an operator for this namespace only, and a witness of everything that
+//! happens.
 
 #[path = "witness.rs"]
 mod witness;
@@ -28,7 +29,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use witness::Witness;
 
-/// Tests that break something of the cluster run alone, the others side by side.
+/// Tests that break something of the cluster run alone, the others concurrently.
 static CLUSTER: RwLock<()> = RwLock::const_new(());
 static PREPARED: OnceCell<()> = OnceCell::const_new();
 
@@ -42,12 +43,12 @@ pub enum Turn {
 pub const LONG: Duration = Duration::from_secs(600);
 /// How long a tool of the tests waits for Valkey.
 const CONNECTED_WITHIN: Duration = Duration::from_secs(60);
-/// Failed files that a status shows.
+/// The number of failed files that a status shows.
 const FAILURES_SHOWN: usize = 10;
-/// Requests at once that fill a bucket.
+/// Concurrent requests when filling a bucket.
 const PUTS_AT_ONCE: usize = 8;
 
-/// Whether large sizes and long times are wanted: `make soak`. CI has smaller ones.
+/// Whether to use the large sizes and long times of `make soak`. CI uses smaller ones.
 pub fn is_soak() -> bool {
     std::env::var_os("SOAK").is_some()
 }
@@ -89,7 +90,7 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// A laboratory that leaves others in peace.
+    /// A laboratory that does not disturb others.
     pub async fn new(name: &str) -> Self {
         Self::with(name, Arc::new(Turn::Shared { _guard: CLUSTER.read().await })).await
     }
@@ -99,26 +100,26 @@ impl Lab {
         self.mode == Mode::Warm
     }
 
-    /// The same, whose Pipeline has this mode.
+    /// The same, with a Pipeline in this mode.
     pub async fn in_mode(name: &str, mode: Mode) -> Self {
         let mut lab = Self::new(&mode.named(name)).await;
         lab.mode = mode;
         lab
     }
 
-    /// A laboratory for a test that breaks what others use.
+    /// A laboratory for a test that breaks things others use.
     pub async fn alone(name: &str) -> Self {
         Self::with(name, Arc::new(Turn::Alone { _guard: CLUSTER.write().await })).await
     }
 
-    /// The same, whose Pipeline has this mode.
+    /// The same, with a Pipeline in this mode.
     pub async fn alone_in_mode(name: &str, mode: Mode) -> Self {
         let mut lab = Self::alone(&mode.named(name)).await;
         lab.mode = mode;
         lab
     }
 
-    /// One of each mode, which are alone together: what takes long to break breaks for both at once.
+    /// One laboratory of each mode, alone together: a slow fault is injected for both at once.
     pub async fn alone_in_both_modes(name: &str) -> [Self; 2] {
         let turn = Arc::new(Turn::Alone { _guard: CLUSTER.write().await });
         let in_mode = async |mode: Mode| {
@@ -167,12 +168,12 @@ impl Lab {
         lab
     }
 
-    /// Changes a setting of operators that are started from now on.
+    /// Changes a setting of operators that start from now on.
     pub fn set(&mut self, name: &str, value: &str) {
         self.settings.insert(name.to_owned(), value.to_owned());
     }
 
-    /// Starts an operator, beside those that run.
+    /// Starts an operator beside those that already run.
     pub fn start_operator(&mut self) {
         let folder = self.testbed.paths().logs();
         let log = folder.join(format!("operator-{}.log", self.namespace.name));
@@ -191,7 +192,7 @@ impl Lab {
         }
     }
 
-    /// Puts one with another setting in the place of all operators.
+    /// Replaces all operators with one that has another setting.
     pub async fn restart_with(&mut self, name: &str, value: &str) {
         self.kill_operators().await;
         self.set(name, value);
@@ -205,12 +206,12 @@ impl Lab {
         assert!(sent.unwrap().success(), "{signal} to {pid}");
     }
 
-    /// Waits until one of the operators has ended, and says how.
+    /// Waits until one of the operators has ended, and returns how.
     pub async fn operator_ended(&mut self, number: usize) -> std::process::ExitStatus {
         tokio::time::timeout(LONG, self.operators[number].wait()).await.expect("it ends").unwrap()
     }
 
-    /// Waits until the operator that was started last has seen all that is there.
+    /// Waits until the operator that was started last has seen all objects.
     pub async fn operator_works(&self) {
         let works = async || {
             let log = self.operator_log();
@@ -265,7 +266,7 @@ impl Lab {
         self.services.s3.put(&self.bucket, key, content.to_owned()).await.unwrap();
     }
 
-    /// Many objects: `<prefix><number>`, each with what `content` says of its number.
+    /// Stores many objects: `<prefix><number>`, each with the content that `content` returns for its number.
     pub async fn put_many(&self, prefix: &str, count: usize, content: impl Fn(usize) -> String) {
         let put = |number: usize| {
             let (lab, key, content) = (self, format!("{prefix}{number:04}"), content(number));
@@ -279,14 +280,14 @@ impl Lab {
         json!({"name": self.bucket, "endpoint": S3_IP_URL, "usePathStyle": true, "credentialsSecret": {"name": "keys"}})
     }
 
-    /// The same behind a proxy.
+    /// The same, behind a proxy.
     pub fn bucket_behind(&self, proxy: &FaultyS3) -> Value {
         let mut bucket = self.bucket();
         bucket["endpoint"] = json!(proxy.url);
         bucket
     }
 
-    /// A Pipeline `p` with the filter `probe obey`, and what `changes` says.
+    /// A Pipeline `p` with the filter `probe obey` and the given changes.
     pub async fn pipeline(&self, changes: Value) -> Pipeline {
         let mut spec = json!({"source": {"bucket": self.bucket()}, "filters": [filter("main", &["obey"])]});
         merge(&mut spec, changes);
@@ -294,7 +295,7 @@ impl Lab {
         self.create(json!({"metadata": {"name": "p"}, "spec": spec})).await
     }
 
-    /// Gives the spec of a Pipeline the mode of the laboratory.
+    /// Sets the laboratory's mode in the spec of a Pipeline.
     pub fn set_mode(&self, spec: &mut Value) {
         if self.mode == Mode::Warm {
             spec["mode"] = json!("Warm");
@@ -315,7 +316,7 @@ impl Lab {
         self.api::<PipelineRun>().get(run).await.unwrap()
     }
 
-    /// Waits until a run is as the condition says.
+    /// Waits until a run satisfies the condition.
     pub async fn until(
         &self,
         run: &str,
@@ -325,7 +326,7 @@ impl Lab {
         self.until_within(LONG, run, what, condition).await
     }
 
-    /// The same, for what must not take longer than this.
+    /// Does the same with a time limit.
     pub async fn until_within(
         &self,
         limit: Duration,
@@ -347,7 +348,7 @@ impl Lab {
         }
     }
 
-    /// Waits until it has ended.
+    /// Waits until a run has ended.
     pub async fn finished(&self, run: &str) -> PipelineRun {
         self.until(run, "it ends", |run| {
             phase(run).is_some_and(|phase| matches!(phase, Phase::Succeeded | Phase::Failed))
@@ -355,7 +356,7 @@ impl Lab {
         .await
     }
 
-    /// Waits until something is so.
+    /// Waits until something is true.
     pub async fn eventually<T>(
         &self,
         what: &str,
@@ -381,7 +382,7 @@ impl Lab {
         self.eventually(&format!("{run} is gone"), gone).await;
     }
 
-    /// Everything of a kind in the namespace.
+    /// All objects of a kind in the namespace.
     pub async fn list<K>(&self) -> Vec<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -400,7 +401,7 @@ impl Lab {
         self.list().await
     }
 
-    /// Waits for a pod about which there is something to say; the pod as it was then.
+    /// Waits for a pod that satisfies the condition; returns the pod as it was then.
     pub async fn pod_that(&self, what: &str, says: impl Fn(&Pod) -> Option<()>) -> Pod {
         let api = self.api::<Pod>();
         let probe = async || {
@@ -410,8 +411,8 @@ impl Lab {
         self.eventually(&format!("a pod: {what}"), probe).await
     }
 
-    /// Waits until the filters of exactly so many pods work on files of a run; the pods as they were then. Files are handed out
-    /// earlier, when a pod gets its node. Pods that stay up are running before they work.
+    /// Waits until the filters of exactly `count` pods work on files of a run; returns the pods as they were
+    /// then. Files are handed out earlier, when a pod gets its node. Pods that stay up run before they work.
     pub async fn filters_work(&self, run: &str, count: usize) -> Vec<Pod> {
         let working = async || {
             let mut pods = self.pods().await;
@@ -422,8 +423,8 @@ impl Lab {
         self.eventually(&format!("{count} filters work"), working).await
     }
 
-    /// Waits until so many files of a run are processed at once, but not for longer than this. Pods that process many also hold
-    /// files that wait for their turn, which do not count.
+    /// Waits, within the limit, until this many files of a run are processed at once. Pods that process many
+    /// files also hold files that wait for their turn, which do not count.
     pub async fn processes_at_once(&self, run: &str, count: usize, limit: Duration) {
         let processed = async || {
             let files = match self.mode {
@@ -436,7 +437,7 @@ impl Lab {
         self.testbed.eventually(&what, limit, processed).await.unwrap();
     }
 
-    /// Files of a run whose pods say this of them now, in Warm mode.
+    /// The files of a run that its pods currently report in this state, in Warm mode.
     pub async fn reports(&self, run: &str, said: &str) -> usize {
         self.reporters(run, said).await.len()
     }
@@ -457,17 +458,17 @@ impl Lab {
         listed.items[0].spec.as_ref().unwrap().node_name.clone().unwrap()
     }
 
-    /// A node that is not this one.
+    /// A node other than this one.
     pub async fn other_node(&self, node: &str) -> String {
         let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(self.testbed.client());
         let listed = nodes.list(&ListParams::default()).await.unwrap();
-        // Those of KWOK run nothing.
+        // Nodes of KWOK run nothing.
         let is_real =
             |node: &&k8s_openapi::api::core::v1::Node| !node.labels().contains_key(testbed::KWOK_MARK);
         listed.items.iter().filter(is_real).map(ResourceExt::name_any).find(|name| name != node).unwrap()
     }
 
-    /// Something that the queue keeps about a run, if it is there.
+    /// A value that the queue keeps about a run, if it exists.
     pub async fn meta(&self, run: &str, field: &str) -> Option<String> {
         let meta = self.run_id(run).key("meta");
         redis::cmd("HGET").arg(meta).arg(field).query_async(&mut self.raw().await).await.unwrap()
@@ -478,8 +479,8 @@ impl Lab {
         self.meta(run, field).await.unwrap().parse().unwrap()
     }
 
-    /// Waits until there are at least so many events about a run for this reason, and returns all: nobody waits for them to be
-    /// written.
+    /// Waits until there are at least `count` events about a run for this reason, and returns all of them:
+    /// the operator does not wait for events to be written.
     pub async fn events(&self, run: &str, reason: &str, least: usize) -> Vec<Event> {
         let told = async || {
             let mut events = self.list::<Event>().await;
@@ -494,7 +495,7 @@ impl Lab {
         self.eventually(&format!("{run} has {least} events {reason}"), told).await
     }
 
-    /// Every object of the bucket below a prefix, in order, as the server writes them.
+    /// All objects of the bucket below a prefix, in order, as the server writes them.
     pub async fn keys_below(&self, prefix: &str) -> Vec<String> {
         let path = format!("/{}?list-type=2&prefix={}", self.bucket, prefix.replace('/', "%2F"));
         let (status, body) =
@@ -517,7 +518,7 @@ impl Lab {
         self.operators[0].id().unwrap()
     }
 
-    /// Memory of the operator at its most, in bytes.
+    /// The operator's peak memory, in bytes.
     #[allow(dead_code, reason = "only the bench asks")]
     pub fn operator_memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.operator_pid())).unwrap();
@@ -545,8 +546,8 @@ impl Lab {
         RunId::derive(&self.namespace.name, run).unwrap()
     }
 
-    /// A bare connection to Valkey, for what the queue does not show. Tried again for a while: when nodes come and go, the host's
-    /// way to a service may be interrupted for a moment.
+    /// A plain connection to Valkey, for data that the queue does not show. It retries for a while: when
+    /// nodes come and go, the host's route to a service may be interrupted for a moment.
     pub async fn raw(&self) -> redis::aio::MultiplexedConnection {
         let connect = async || match self.raw_as("default", &self.settings["VALKEY_PASSWORD"]).await {
             Err(error) if error.is_io_error() => Ok(None),
@@ -576,7 +577,7 @@ impl Lab {
         (text(USERNAME), text(PASSWORD))
     }
 
-    /// Keys of Valkey that belong to runs of this namespace, and users.
+    /// Valkey's keys and users that belong to runs of this namespace.
     pub async fn traces(&self) -> Vec<String> {
         let mut connection = self.raw().await;
         let pattern = format!("pr:{}.*", self.namespace.name);
@@ -588,7 +589,7 @@ impl Lab {
         keys
     }
 
-    /// The queue of a run, as the operator has it.
+    /// The queue of a run, as the operator opens it.
     pub async fn queue(&self, run: &str) -> RunQueue {
         let epoch = self.meta(run, "epoch").await.unwrap();
         RunQueue::of_epoch(&self.valkey(), &self.run_id(run), &epoch)
@@ -599,7 +600,7 @@ impl Lab {
         self.queue(run).await.dead_letters(None, 1_000).await.unwrap()
     }
 
-    /// The status of a run that has ended shows the newest dead letters, the newest first.
+    /// Checks that the status of a run that has ended shows the newest dead letters, newest first.
     pub async fn check_failures_shown(&self, run: &PipelineRun) {
         let queue = self.queue(&run.name_any()).await;
         let letters = queue.newest_dead_letters(FAILURES_SHOWN).await.unwrap();
@@ -609,7 +610,7 @@ impl Lab {
         assert_eq!(shown.collect::<Vec<_>>(), written.collect::<Vec<_>>(), "the newest dead letters");
     }
 
-    /// No pod is left, and the Job says what the run says.
+    /// Checks that no pod is left, and that the Job and the run agree.
     pub async fn check_left_nothing(&self, run: &PipelineRun) {
         assert_eq!(names(self.pods().await), Vec::<String>::new());
         let traces = self.traces().await;
@@ -632,7 +633,7 @@ impl Lab {
         let told = format!("{succeeded} of {total} files succeeded, {failed} failed");
         let message = ended.message.as_deref().unwrap_or_default();
         assert!(message.starts_with(&told), "{message}");
-        // More only after a loss of data: the API server lets a Job's counts only grow.
+        // They may be higher only after a loss of data: the API server lets a Job's counts only grow.
         let of_job = |count: Option<i32>| i64::from(count.unwrap_or_default());
         assert!(of_job(status.succeeded) >= succeeded && of_job(status.failed) >= failed, "{status:?}");
         assert_eq!(of_job(status.active), 0);
@@ -651,8 +652,8 @@ impl Drop for Lab {
                 lines[lines.len().saturating_sub(40)..].join("\n")
             );
         }
-        // What is left behind would hold its namespace: nobody will be there to take its finalizers away. Of a run that is not
-        // being deleted the operator would put them back.
+        // Objects left behind would block the deletion of the namespace, because nothing would remove their
+        // finalizers. On a run that is not being deleted, the operator would put them back.
         kubectl(&["delete", "plr", "--all", "--wait=false"]);
         for object in kubectl(&["get", "plr,pods", "-o", "name"]).lines() {
             kubectl(&["patch", object, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
@@ -663,7 +664,7 @@ impl Drop for Lab {
     }
 }
 
-/// Images and CRDs, once.
+/// Loads images and CRDs once.
 async fn prepare(testbed: &Testbed) {
     testbed.load_images(&[Set::Worker, Set::Tests]).unwrap();
     tests::crds_on_cluster::install(testbed).await;
@@ -725,7 +726,7 @@ pub fn message(run: &PipelineRun, type_: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Whether the run is held up for this reason.
+/// Whether the run is blocked for this reason.
 pub fn is_degraded_by(run: &PipelineRun, reason: &str) -> bool {
     condition(run, "Degraded") == ("True".to_owned(), reason.to_owned())
 }

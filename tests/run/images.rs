@@ -1,4 +1,5 @@
-//! Images that take long to pull: a registry that stalls keeps pods waiting, and costs no file and no pod anything.
+//! Images that take long to pull: a stalled registry keeps pods waiting, but costs no file an attempt and
+//! replaces no pod.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::harness::{Lab, counts, filter, running};
 
 const START_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A registry of the images that the nodes have, behind a proxy that stalls it.
+/// A registry with the images of the nodes, behind a proxy that can stall it.
 struct Registry {
     proxy: FaultyS3,
     _server: Fake,
@@ -25,25 +26,25 @@ impl Registry {
         Self { proxy, _server: server }
     }
 
-    /// From now on it does not answer.
+    /// Makes it stop answering.
     fn stall(&self) {
         self.proxy.inject(Rule::every(Fault::Stuck, "/v2/"));
     }
 
-    /// Waits until a node has asked for an image.
+    /// Waits until a node has requested an image.
     async fn is_asked(&self, lab: &Lab, image: &str) {
         let asked = async || Ok(self.proxy.seen().iter().any(|path| path.contains(image)).then_some(()));
         lab.eventually(&format!("a node pulls {image}"), asked).await;
     }
 }
 
-/// An image of the registry.
+/// The name of an image in the registry.
 fn image_of(name: &str) -> String {
     format!("{REGISTRY}/{name}:slow")
 }
 
-/// A run waits for several times the timeout, and ends well when the registry answers. A pod whose claimer does not start does
-/// not keep its file from others meanwhile.
+/// A run waits for several times the timeout, and succeeds once the registry answers. A pod whose claimer
+/// does not start does not keep a file from other pods meanwhile.
 async fn waits_and_succeeds(lab: &Lab, registry: &Registry, run: &str, image: &str, held: i64) {
     lab.run(run, json!({"execution": {"maxAttempts": 1}})).await;
     registry.is_asked(lab, image).await;
@@ -72,7 +73,7 @@ async fn an_image_whose_pull_takes_longer_than_the_start_timeout_replaces_and_ch
     lab.pipeline(json!({"filters": [slow]})).await;
     registry.stall();
     waits_and_succeeds(&lab, &registry, "filter", "probe", 1).await;
-    // Before there is a file: nothing was claimed.
+    // It ended before it had a file: nothing was claimed.
     lab.set("CLAIMER_IMAGE_PULL_POLICY", "Always");
     lab.restart_with("CLAIMER_IMAGE", &image_of("claimer")).await;
     registry.stall();

@@ -1,5 +1,6 @@
-//! Buckets that are larger than what the queue may hold: the listing pauses, files are processed meanwhile, and the run ends. And a
-//! hundred Warm pods that have no operator. The pods are played, so that thousands of them fit into a minute.
+//! Buckets that exceed the queue's limit: the listing pauses, files are processed meanwhile, and the run
+//! ends. Also, a hundred Warm pods without an operator. The pods are played, so that thousands of them fit
+//! into a minute.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,29 +19,30 @@ use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, is_so
 use crate::player::{Player, Playing};
 use crate::storms::of;
 
-/// The smallest high water that the operator takes.
+/// The lowest high water that the operator accepts.
 const HIGH_WATER: usize = 100;
-/// Keys of a page: less than the high water, so that the listing pauses more than once.
+/// Keys per page: less than the high water, so that the listing pauses more than once.
 const PAGE: usize = 20;
 /// Files of a bucket for which the listing pauses more than once.
 const FILES: usize = 250;
 
-/// Warm pods that are left without an operator, and the files of their run: enough for all pods to be busy when the last of them
-/// is up.
+/// Warm pods that are left without an operator, and the files of their run: enough that all pods are busy
+/// when the last of them is up.
 const WARM_PODS: usize = 100;
 const WARM_FILES: usize = 3_000;
 const WARM_WORK: Duration = Duration::from_millis(500);
-/// Files that a Warm pod holds at most.
+/// The most files that a Warm pod holds.
 const HELD_MAX: usize = 16;
-/// Memory that does not grow may still differ by this much between two looks.
+/// Memory that does not grow may still differ by this much between two measurements.
 const MEMORY_SPREAD_MAX: f64 = 1.05;
 
-/// A laboratory with a bucket of these folders, an operator with these settings, and pods that no node takes.
+/// A laboratory with a bucket of these folders, an operator with these settings, and pods that no node
+/// accepts.
 async fn stage(name: &str, settings: &[(&str, &str)], bucket: &Fake) -> Lab {
     stage_in(Mode::PodPerFile, name, settings, bucket).await
 }
 
-/// The same, whose Pipeline has this mode.
+/// The same, with a Pipeline in this mode.
 async fn stage_in(mode: Mode, name: &str, settings: &[(&str, &str)], bucket: &Fake) -> Lab {
     let mut lab = Lab::in_mode(name, mode).await;
     for (name, value) in settings {
@@ -53,7 +55,7 @@ async fn stage_in(mode: Mode, name: &str, settings: &[(&str, &str)], bucket: &Fa
     lab
 }
 
-/// Ends the laboratory's pods with this code.
+/// Makes the laboratory's pods end with this code.
 fn play(lab: &Lab, exit_code: i32) -> Playing {
     Player::start(lab.api(), lab.server(), Duration::ZERO, exit_code)
 }
@@ -97,7 +99,7 @@ async fn an_operator_restarted_while_listing_is_paused_goes_on_where_it_was() {
     let job = lab.eventually("the Job is created", created).await;
     let completions = |job: &Job| job.spec.as_ref().unwrap().completions;
     assert_eq!(completions(&job), None, "the number of files is not known yet");
-    // Before the first file is processed, and after some are.
+    // Both before the first file is processed and after some files are.
     let mut restarts = Vec::new();
     let mut playing = None;
     for done in [0, 20] {
@@ -147,13 +149,13 @@ async fn a_run_that_is_stopped_while_listing_says_that_unlisted_files_are_not_co
     let (total, _, failed) = counts(&ended);
     assert!(total < FILES as i64 && failed == total, "{total} files, {failed} failed");
     assert!(says_that_files_were_not_listed(&ended), "{}", message(&ended, "Succeeded"));
-    // A listing that waits for room asks again after five seconds at the latest.
+    // A listing that waits for room checks again after at most five seconds.
     let asked = bucket.requests().len();
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(bucket.requests().len(), asked, "neither bucket is listed any longer");
 }
 
-/// What a broken filter does to a bucket of any size. `make soak` has the sizes of production.
+/// A broken filter fails every file of a bucket of any size. `make soak` uses the sizes of production.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_large_bucket_of_which_every_file_fails_ends_with_the_reason() {
@@ -176,7 +178,7 @@ async fn a_large_bucket_of_which_every_file_fails_ends_with_the_reason() {
     lab.check_left_nothing(&ended).await;
 }
 
-/// What Valkey says about its memory.
+/// Valkey's information about its memory.
 struct MemoryInfo(String);
 
 impl MemoryInfo {
@@ -191,13 +193,13 @@ impl MemoryInfo {
     }
 }
 
-/// Bytes that Valkey uses.
+/// The bytes that Valkey uses.
 async fn memory_used(valkey: &TestServer) -> usize {
     MemoryInfo::read(valkey).await.bytes("used_memory")
 }
 
-/// Bytes that Valkey uses for what it stores. Buffers of its clients shrink and grow by themselves, and a reply that is being sent
-/// takes memory too, which is why the least of several looks counts.
+/// The bytes that Valkey uses for its data. Clients' buffers shrink and grow by themselves, and a reply in
+/// transit takes memory too, so the lowest of several measurements counts.
 async fn memory_stored(valkey: &TestServer) -> usize {
     let mut least = usize::MAX;
     for _ in 0..5 {
@@ -217,7 +219,7 @@ async fn a_bucket_ten_times_larger_than_valkey_is_processed_while_a_small_run_st
     let (valkey, url) = own_valkey().await;
     let lab = stage("squeezed", &[("VALKEY_URL", &url), ("VALKEY_PASSWORD", "p")], &bucket).await;
     let _playing = play(&lab, 0);
-    // Idle is a server that has its scripts and connections.
+    // An idle server already has its scripts and connections.
     run(&lab, "first", &small.prefix, json!({"parallelism": 4})).await;
     lab.finished("first").await;
     let room = large.files * large.key(0).len() / 10;
@@ -246,7 +248,7 @@ async fn held(queue: &RunQueue) -> BTreeMap<String, Vec<EntryId>> {
     held
 }
 
-/// How many files all pods hold, if they have succeeded with all of them.
+/// The number of files that all pods hold, if they have succeeded with all of them.
 async fn held_and_done(queue: &RunQueue) -> Option<usize> {
     let held: Vec<EntryId> = held(queue).await.into_values().flatten().collect();
     let reports = queue.reports_of(&held).await.unwrap();
@@ -257,8 +259,8 @@ async fn held_and_done(queue: &RunQueue) -> Option<usize> {
     reports.iter().all(is_done).then_some(held.len())
 }
 
-/// Without an operator nothing is settled and nothing is handed out: pods finish what they hold, repeat their reports, and wait.
-/// That lasts ten minutes in `make soak`.
+/// Without an operator nothing is settled or handed out: pods finish the files they hold, repeat their
+/// reports, and wait. In `make soak` that lasts ten minutes.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn without_an_operator_a_hundred_warm_pods_wait_and_valkey_does_not_grow() {
@@ -288,7 +290,7 @@ async fn without_an_operator_a_hundred_warm_pods_wait_and_valkey_does_not_grow()
             memory.push(memory_stored(&valkey).await);
         }
     }
-    // A look may come at a moment when replies are being sent: the least of several shows what is stored.
+    // A measurement may coincide with replies in transit: the lowest of several shows the stored data.
     let (first, last) = memory.split_at(memory.len() / 2);
     let (before, after) = (first.iter().min().unwrap(), last.iter().min().unwrap());
     println!("{waiting} files held, {reports_most} reports, from {before} to {after} bytes");

@@ -1,4 +1,4 @@
-//! What a run does when nothing is broken but some of its files.
+//! A run when nothing is broken except some of its files.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +24,9 @@ in_both_modes! {
     files_of_any_size_arrive_whole_and_so_do_their_results
 }
 
-/// Of a hundred files five fail for good and five fail once: the counts and the dead letters are exact, tools can wait for
-/// the end, and no pod is left. Finished pods do not accumulate meanwhile. With a pod for each, forty files show the same.
+/// Of a hundred files, five fail permanently and five fail once: the counts and the dead letters are exact,
+/// tools can wait for the end, and no pod is left. Finished pods do not accumulate meanwhile. With a pod per
+/// file, forty files show the same.
 async fn a_hundred_files_are_exactly_accounted_for(mode: Mode) {
     let (files, pods) = if mode == Mode::Warm { (100, 20) } else { (40, 10) };
     let lab = Lab::in_mode("hundred", mode).await;
@@ -64,12 +65,12 @@ async fn a_hundred_files_are_exactly_accounted_for(mode: Mode) {
         "more pods than parallelism: {} at once",
         lab.witness.most_pods()
     );
-    // Five failed ones are kept; all that work may end together, of which a pass removes sixteen.
+    // Five failed pods are kept; all working pods may end together, of which a pass removes sixteen.
     let ended = lab.witness.most_ended_pods();
     assert!(ended <= 5 + pods + 16, "{ended} pods had ended");
 }
 
-/// The sink has exactly the expected objects, also of files that needed a second attempt.
+/// The sink has exactly the expected objects, including those of files that needed a second attempt.
 async fn results_are_published_once_also_after_a_retry(mode: Mode) {
     let lab = Lab::in_mode("sink", mode).await;
     for (key, content) in
@@ -77,7 +78,7 @@ async fn results_are_published_once_also_after_a_retry(mode: Mode) {
     {
         lab.put(key, content).await;
     }
-    // One attempt fails in its filter, another one in the publisher.
+    // One attempt fails in its filter, and another one in the publisher.
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
     proxy.inject(Rule::every(Fault::Forbidden, "/results/a/").method(Method::PUT).times(1));
     let mut sink = lab.bucket();
@@ -88,7 +89,7 @@ async fn results_are_published_once_also_after_a_retry(mode: Mode) {
     lab.run("r", json!({})).await;
     let run = lab.finished("r").await;
     assert_eq!((counts(&run), phase(&run)), ((3, 3, 0), Some(Phase::Succeeded)));
-    // Only the filter's failure is the file's own.
+    // Only the filter's failure is charged to the file.
     assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (1, 1));
     let results = lab.keys_below("results/").await;
     assert_eq!(results, ["results/a/copy", "results/b/copy", "results/sub/c/copy"]);
@@ -99,7 +100,7 @@ async fn results_are_published_once_also_after_a_retry(mode: Mode) {
     lab.check_left_nothing(&run).await;
 }
 
-/// Kubernetes puts variables, also secret ones, in the place of such words, and writes two dollars as one.
+/// Kubernetes replaces such words with variables, including secret ones, and `$$` with `$`.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_prefix_that_names_a_secret_variable_is_a_prefix_and_shows_no_secret() {
@@ -137,7 +138,7 @@ async fn an_empty_bucket_is_told_and_starts_nothing() {
     assert!(lab.jobs().await.is_empty());
 }
 
-/// Keys that look like paths, with any character, and files without a byte.
+/// Keys that look like paths or contain any character, and empty files.
 async fn any_key_is_a_file(mode: Mode) {
     let lab = Lab::in_mode("keys", mode).await;
     let keys = [
@@ -153,7 +154,7 @@ async fn any_key_is_a_file(mode: Mode) {
         let content = if key == "empty" { "" } else { "copy" };
         let path = format!("/{}/{}", lab.bucket, escape(key));
         let (status, _) = lab.services.s3.request(Method::PUT, &path, content.into()).await.unwrap();
-        // Some servers on a file system refuse some keys: what they do not have cannot be listed.
+        // Some servers on a file system refuse some keys, which therefore cannot be listed.
         if !status.is_success() {
             eprintln!("the S3 server does not take {key:?}: {status}");
         }
@@ -192,12 +193,12 @@ async fn files_of_any_size_arrive_whole_and_so_do_their_results(mode: Mode) {
     }
 }
 
-/// `order: Sequential`: a filter starts after the one before it has ended, and sees what it wrote.
+/// `order: Sequential`: a filter starts after the previous one has ended, and sees its results.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn sequential_filters_run_one_after_the_other() {
     let lab = Lab::new("order").await;
-    // Two, one after the other: while the second is processed, the pod of the first, which failed, is kept.
+    // Two files, one after the other: while the second is processed, the failed pod of the first is kept.
     lab.put_many("", 2, |_| "copy".to_owned()).await;
     let env = json!([{"name": "SOURCE_PATH", "value": "/ws/out/first/copy"}]);
     let mut second = filter("second", &["sleep", "1"]);
@@ -248,7 +249,7 @@ async fn concurrent_filters_run_side_by_side(mode: Mode) {
             })
             .await;
         }
-        // Containers always run: what they do for a file is a process.
+        // Containers always run; what runs per file is a process.
         Mode::Warm => {
             let both = async || Ok((processes(&lab, "r", Process::Filter).len() == 2).then_some(()));
             lab.eventually("both filters run", both).await;
@@ -259,13 +260,13 @@ async fn concurrent_filters_run_side_by_side(mode: Mode) {
     lab.check_left_nothing(&run).await;
 }
 
-/// A sample filter that speaks `Lines`, and what it makes of files.
+/// A sample filter that speaks `Lines`, and its results.
 struct Sample {
     /// Its image, and the name of its run.
     name: &'static str,
     command: &'static [&'static str],
     good: &'static str,
-    /// What it writes for a good file, and a part of that.
+    /// Its result for a good file, and a part of the content.
     result: (&'static str, &'static str),
     /// A file that it can never process, and its reason.
     bad: (&'static str, &'static str),
@@ -288,7 +289,7 @@ const SAMPLES: [Sample; 2] = [
     },
 ];
 
-/// The samples in Rust and in Python, as users have them: a bad file is a dead letter after its first attempt.
+/// The samples in Rust and in Python, as users run them: a bad file is a dead letter after its first attempt.
 async fn sample_filters_that_stay_running_answer_for_each_file(mode: Mode) {
     static LOADED: OnceCell<()> = OnceCell::const_new();
     let lab = Lab::in_mode("samples", mode).await;
@@ -302,7 +303,7 @@ async fn sample_filters_that_stay_running_answer_for_each_file(mode: Mode) {
         let filter = json!({"name": "main", "image": reference(name), "command": command, "protocol": "Lines",
             "imagePullPolicy": "Never"});
         lab.pipeline(json!({"filters": [filter], "sink": {"bucket": sink}})).await;
-        // The pod that has refused a file goes on with the next.
+        // The pod that has refused a file continues with the next one.
         let pods = if mode == Mode::Warm { 1 } else { 2 };
         let source = json!({"prefix": format!("{name}/")});
         lab.run(name, json!({"source": source, "execution": {"parallelism": pods}})).await;
@@ -326,7 +327,7 @@ async fn sample_filters_that_stay_running_answer_for_each_file(mode: Mode) {
 async fn a_run_waits_for_its_pipeline_and_its_secret_and_goes_on() {
     let lab = Lab::new("waits").await;
     lab.put("a", "copy").await;
-    // One that is on its way out, and held by somebody, is no Pipeline for those who come now.
+    // New runs cannot use a Pipeline that is being deleted and is kept only by a finalizer.
     lab.pipeline(json!({})).await;
     let pipelines = lab.api::<Pipeline>();
     let hold = |finalizers: Value| Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
@@ -361,8 +362,8 @@ async fn a_run_waits_for_its_pipeline_and_its_secret_and_goes_on() {
     assert_eq!((counts(&run), condition(&run, "Degraded").0), ((1, 1, 0), "False".into()));
 }
 
-/// A run is a snapshot: what becomes of the Pipeline afterwards does not matter to it, whichever operator goes on with it. And
-/// its own source narrows the Pipeline's.
+/// A run is a snapshot: later changes of the Pipeline do not affect it, even if another operator continues
+/// it. Its own source narrows the Pipeline's.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_uses_the_pipeline_as_it_was_and_its_own_part_of_the_files() {
@@ -375,7 +376,7 @@ async fn a_run_uses_the_pipeline_as_it_was_and_its_own_part_of_the_files() {
     lab.run("r", json!({"source": source, "execution": {"parallelism": 1}})).await;
     lab.until("r", "a file is processed", |run| running(run) > 0).await;
     lab.api::<Pipeline>().delete("p", &Default::default()).await.unwrap();
-    // Another one remembers nothing, and needs the snapshot for the file that waits.
+    // Another operator remembers nothing, and needs the snapshot for the waiting file.
     lab.kill_operators().await;
     lab.start_operator();
     let run = lab.finished("r").await;
@@ -399,7 +400,7 @@ async fn a_run_with_the_longest_name_works() {
     lab.check_left_nothing(&run).await;
 }
 
-/// What people see: few events, each saying something, and no secret in any of them.
+/// What people see: few events, each informative, and none containing a secret.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn people_are_told_what_happened_and_no_secret() {
@@ -418,7 +419,7 @@ async fn people_are_told_what_happened_and_no_secret() {
     for reason in ["Listed", "JobCreated", "FilesFailed"] {
         lab.events("r", reason, 1).await;
     }
-    // Of the first ten that failed, each by its name.
+    // One for each of the first ten that failed, by name.
     let failed = lab.events("r", "FileFailed", 10).await;
     let notes = failed.iter().filter_map(|event| event.message.as_deref());
     let files: BTreeSet<&str> = notes.filter_map(|note| Some(note.split_once(": ")?.0)).collect();
@@ -439,7 +440,7 @@ async fn people_are_told_what_happened_and_no_secret() {
         log[log_before..].lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let settled = lines.iter().filter(|line| line["message"] == "settled");
     assert_eq!(settled.filter(|line| line["run"] == "r").count(), 14, "{}", lines.len());
-    // What is kept, and how long: results, dead letters (168h) and the Job (24h).
+    // What is kept, and for how long: results, dead letters (168h) and the Job (24h).
     let key = |part: &str| lab.run_id("r").key(part);
     let mut valkey = lab.raw().await;
     let results: u64 = redis::cmd("XLEN").arg(key("results")).query_async(&mut valkey).await.unwrap();

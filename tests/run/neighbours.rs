@@ -1,4 +1,5 @@
-//! Runs of Pipelines and keys that another namespace has: only with its grant, and only as long as there is one.
+//! Runs that use another namespace's Pipelines and keys: only with its grant, and only as long as the grant
+//! exists.
 
 use std::time::Duration;
 
@@ -15,13 +16,14 @@ in_both_modes! {
     another_namespaces_pipeline_and_keys_need_grants
 }
 
-/// Another namespace, with keys and a Pipeline, and the operator that looks after both.
+/// Another namespace, with keys and a Pipeline, and an operator for both namespaces.
 struct Neighbour {
     namespace: Namespace,
 }
 
 impl Neighbour {
-    /// Its Pipeline `lib` reads the bucket of the laboratory with its own keys, and writes to this sink with them.
+    /// Its Pipeline `lib` reads the bucket of the laboratory with its own keys, and writes to this sink with
+    /// them.
     async fn new(lab: &mut Lab, sink: Option<Value>) -> Self {
         let neighbour = Self { namespace: lab.testbed.namespace("owner").await.unwrap() };
         lab.restart_with("NAMESPACES", &format!("{},{}", lab.namespace.name, neighbour.namespace.name)).await;
@@ -50,7 +52,7 @@ impl Neighbour {
         Api::namespaced(lab.testbed.client(), &self.namespace.name)
     }
 
-    /// Lets the laboratory's runs use what it has of a kind.
+    /// Lets the laboratory's runs use its objects of a kind.
     async fn grant(&self, lab: &Lab, kind: &str) {
         let from = json!([{"kind": "PipelineRun", "namespace": lab.namespace.name}]);
         let spec = serde_json::from_value(json!({"from": from, "to": [{"kind": kind}]})).unwrap();
@@ -71,7 +73,7 @@ impl Neighbour {
     }
 }
 
-/// The keys are copied, and the copy goes with the run.
+/// The keys are copied, and the copy is deleted with the run.
 async fn another_namespaces_pipeline_and_keys_need_grants(mode: Mode) {
     let mut lab = Lab::in_mode("tenant", mode).await;
     lab.put_many("", 3, |_| "sleep 4".to_owned()).await;
@@ -88,7 +90,7 @@ async fn another_namespaces_pipeline_and_keys_need_grants(mode: Mode) {
     let copy = lab.api::<Secret>().get("r-source").await.unwrap();
     assert_eq!(copy.data.unwrap()["accessKeyId"].0, lab.services.s3.keys().0.as_bytes());
 
-    // Taken back: what is under way is finished, nothing else is started, and the copy goes.
+    // The grant is revoked: files in progress are finished, nothing else is started, and the copy is deleted.
     neighbour.take_back(&lab, "Secret").await;
     lab.until("r", "it is refused again", |run| is_degraded_by(run, "ReferenceNotGranted")).await;
     let stopped = lab.until("r", "nothing runs", |run| running(run) == 0).await;
@@ -102,7 +104,7 @@ async fn another_namespaces_pipeline_and_keys_need_grants(mode: Mode) {
     assert!(lab.api::<Secret>().get_opt("r-source").await.unwrap().is_none(), "the copy goes with the run");
 }
 
-/// A container that cannot start because the keys were taken away says nothing about the file.
+/// A container that cannot start because the keys were taken away says nothing about its file.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn keys_that_are_taken_away_before_a_result_is_published_blame_no_file() {
@@ -123,7 +125,7 @@ async fn keys_that_are_taken_away_before_a_result_is_published_blame_no_file() {
     })
     .await;
     neighbour.take_back(&lab, "Secret").await;
-    // Its publisher cannot be created without them, and is given up.
+    // Without the keys its publisher cannot be created, and the pod is given up.
     lab.until("r", "nothing runs", |run| running(run) == 0).await;
     let waiting = lab.get("r").await;
     assert_eq!((counts(&waiting), phase(&waiting)), ((1, 0, 0), Some(Phase::Running)), "it waits");

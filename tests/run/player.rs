@@ -1,4 +1,4 @@
-//! Plays for pods that no kubelet runs, so that the machine's processors are left to what is measured.
+//! Plays the part of the kubelet for pods, so that the machine's processors are left to the measurement.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use queue::{Claim, EntryId, Inbox, Reporter, Server, Worker};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-/// More than there are ever pods.
+/// More than there ever are pods.
 const AT_ONCE: usize = 2_000;
 /// The label of every pod that names its run.
 const RUN_LABEL: &str = "filter.plainsight.ai/run";
@@ -27,10 +27,10 @@ const BLOCK: Duration = Duration::from_secs(1);
 const BLOCK_AT_THE_END: Duration = Duration::from_millis(50);
 /// More files than a pod is ever given.
 const HELD_MAX: usize = 100;
-/// The wait before a final report is repeated doubles from the first to the longest.
+/// The wait before a final report is repeated; it doubles from the first to the longest.
 const REPEAT_FIRST: Duration = Duration::from_secs(2);
 const REPEAT_LONGEST: Duration = Duration::from_secs(60);
-/// Wait after a read that failed.
+/// The wait after a failed read.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// Plays worker, filter and kubelet for every pod, in both modes.
@@ -42,7 +42,7 @@ pub struct Player {
     seen: Mutex<PodsSeen>,
 }
 
-/// The player of a namespace stops when this is dropped.
+/// The player of a namespace; it stops when dropped.
 pub struct Playing {
     pub player: Arc<Player>,
     task: JoinHandle<()>,
@@ -60,12 +60,13 @@ struct PodsSeen {
     deleted: HashSet<String>,
     /// How often each file was claimed; in Warm mode, begun.
     claimed: BTreeMap<String, usize>,
-    /// When the API server had taken its end.
+    /// When the API server accepted the pod's end.
     ended: HashMap<String, Timestamp>,
 }
 
 impl Player {
-    /// Plays for all pods of a namespace. The work takes about this long for each file, and its filter ends with this code.
+    /// Plays for all pods of a namespace. The work takes about this long for each file, and its filter ends
+    /// with this code.
     pub fn start(pods: Api<Pod>, server: Server, work: Duration, exit_code: i32) -> Playing {
         let player = Arc::new(Self { pods, server, work, exit_code, seen: Mutex::default() });
         Playing { task: tokio::spawn(Arc::clone(&player).play()), player }
@@ -73,7 +74,7 @@ impl Player {
 
     async fn play(self: Arc<Self>) {
         let events = watcher(self.pods.clone(), watcher::Config::default()).default_backoff();
-        // After an error the watch starts over by itself. The pods that are being played go on.
+        // After an error the watch restarts by itself. Pods that are being played continue.
         let events = events.filter_map(|event| std::future::ready(event.ok()));
         let each = |event: watcher::Event<Pod>| {
             let player = Arc::clone(&self);
@@ -98,7 +99,7 @@ impl Player {
         self.seen.lock().unwrap().deleted.contains(pod)
     }
 
-    /// Plays a pod from its start to its end, unless it is or was played already.
+    /// Plays a pod from its start to its end, unless it is or was already played.
     async fn play_pod(&self, pod: &Pod) {
         let Some(run) = pod.labels().get(RUN_LABEL).and_then(|run| run.parse::<RunId>().ok()) else { return };
         let number = {
@@ -139,7 +140,7 @@ impl Player {
         self.seen.lock().unwrap().ended.insert(name.to_owned(), Timestamp::now());
     }
 
-    /// Writes the status of a pod, as its kubelet would; whether the API server took it.
+    /// Writes the status of a pod, as its kubelet would; returns whether the API server accepted it.
     async fn show(&self, pod: &str, status: Value) -> bool {
         let patch = Patch::Merge(json!({ "status": status }));
         self.pods.patch_status(pod, &PatchParams::default(), &patch).await.is_ok()
@@ -149,7 +150,7 @@ impl Player {
         *self.seen.lock().unwrap().claimed.entry(claim.file.key.clone()).or_default() += 1;
     }
 
-    /// Half as long to one and a half times as long: pods do not end all at once.
+    /// Half to one and a half times as long, so that pods do not end all at once.
     fn work_time(&self, number: usize) -> Duration {
         self.work / 2 + self.work / 100 * (number * 37 % 100) as u32
     }
@@ -159,8 +160,8 @@ impl Player {
         self.seen.lock().unwrap().claimed.clone()
     }
 
-    /// How long after its end each pod was settled, by the operator's log, in order. The operator may have heard of an end before
-    /// this process had the answer.
+    /// How long after its end each pod was settled, according to the operator's log, in order. The operator
+    /// may have learned of an end before this process received the answer.
     #[allow(dead_code, reason = "only the bench asks")]
     pub fn latencies(&self, log: &str) -> Vec<Duration> {
         let ended = &self.seen.lock().unwrap().ended;
@@ -176,8 +177,8 @@ impl Player {
     }
 }
 
-/// Plays the worker of a Warm pod. Like `claimer serve`, it works on one file of its inbox after the other, repeats its reports until
-/// they are settled, and never acknowledges.
+/// Plays the worker of a Warm pod. Like `claimer serve`, it works on the files of its inbox one after the
+/// other, repeats its reports until they are settled, and never acknowledges.
 struct WarmPod<'a> {
     player: &'a Player,
     name: String,
@@ -186,15 +187,15 @@ struct WarmPod<'a> {
     number: usize,
     worker: Worker,
     reporter: Reporter,
-    /// The last that was read of the inbox.
+    /// The position of the last read of the inbox.
     last: Option<EntryId>,
     /// When the whole inbox was last read.
     looked: Instant,
-    /// What is in the inbox, as far as it was read.
+    /// The contents of the inbox, as far as it was read.
     known: HashSet<EntryId>,
-    /// Files that wait for their turn, the oldest first.
+    /// Files that wait for their turn, oldest first.
     waiting: VecDeque<Claim>,
-    /// The last report on each file that is not settled.
+    /// The last report on each unsettled file.
     words: HashMap<EntryId, Word>,
     begun: usize,
     is_stopping: bool,
@@ -228,7 +229,7 @@ impl<'a> WarmPod<'a> {
         }
     }
 
-    /// Until the pod was told to stop and all of its reports are settled, or it is deleted.
+    /// Runs until the pod was told to stop and all of its reports are settled, or until it is deleted.
     async fn serve(mut self) {
         let status = self.status("Running", &runs());
         if !self.player.show(&self.name, status).await {
@@ -247,7 +248,7 @@ impl<'a> WarmPod<'a> {
         }
     }
 
-    /// With all main containers in this state.
+    /// The pod's status with all main containers in this state.
     fn status(&self, phase: &str, state: &Value) -> Value {
         let main: Vec<Value> = self.containers.iter().map(|name| container(name, state)).collect();
         json!({"phase": phase, "initContainerStatuses": [container(INSTALL, &ended(0))],
@@ -256,7 +257,7 @@ impl<'a> WarmPod<'a> {
 
     async fn read_inbox(&mut self) -> Result<(), queue::Error> {
         let look_every = if self.is_stopping { BLOCK_AT_THE_END } else { BLOCK };
-        // A file that waits is not kept waiting for others.
+        // A waiting file must not wait for new ones to arrive.
         let wait = if self.waiting.is_empty() { look_every } else { Duration::ZERO };
         let new = self.worker.claim_after(self.last.as_ref(), HELD_MAX, wait).await?;
         if new.last.is_some() {
@@ -266,7 +267,7 @@ impl<'a> WarmPod<'a> {
         if self.looked.elapsed() >= look_every {
             let all = self.worker.held(HELD_MAX).await?;
             self.looked = Instant::now();
-            // What is gone from the inbox is settled, or was taken back.
+            // A file that is gone from the inbox was settled, or taken back.
             let held: HashSet<EntryId> = all.claims.iter().map(|claim| claim.entry.clone()).collect();
             self.known.retain(|entry| held.contains(entry));
             self.words.retain(|entry, _| held.contains(entry));
@@ -275,7 +276,7 @@ impl<'a> WarmPod<'a> {
         Ok(())
     }
 
-    /// Queues files that are new, or gives them back in a pod that was told to stop.
+    /// Queues new files, or gives them back in a pod that was told to stop.
     fn take_in(&mut self, inbox: Inbox) {
         self.is_stopping |= inbox.is_told_to_stop;
         for claim in inbox.claims {
@@ -290,7 +291,8 @@ impl<'a> WarmPod<'a> {
         }
     }
 
-    /// Works on the next file, if there is one. Its start is reported together with the end of the file before.
+    /// Works on the next file, if there is one. Its start is reported together with the end of the previous
+    /// file.
     async fn process_next(&mut self) {
         let next = self.waiting.pop_front();
         if let Some(claim) = &next {
@@ -303,7 +305,7 @@ impl<'a> WarmPod<'a> {
             tokio::time::sleep(self.player.work_time(self.number + self.begun)).await;
             let state = self.outcome();
             self.say(&claim.entry, state);
-            // Without a next file, the end is not reported together with its start.
+            // Without a next file, there is no start to report the end with.
             if self.waiting.is_empty() {
                 self.report().await;
             }
@@ -317,7 +319,7 @@ impl<'a> WarmPod<'a> {
         self.words.insert(entry.clone(), word);
     }
 
-    /// Writes what is due. What cannot be written stays due.
+    /// Writes due reports. Those that cannot be written stay due.
     async fn report(&mut self) {
         let now = Instant::now();
         let due = self.words.iter().filter(|(_, word)| word.due <= now);

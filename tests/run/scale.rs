@@ -1,5 +1,5 @@
-//! `make bench`, many runs and many pods: 300 runs that start together, what 500 active ones write, and how fast pods come and go.
-//! Pods are played, or are on nodes of KWOK.
+//! `make bench`, many runs and many pods: 300 runs that start together, the writes of 500 active runs, and
+//! how fast pods come and go. Pods are played, or run on nodes of KWOK.
 
 use std::time::{Duration, Instant};
 
@@ -18,22 +18,23 @@ use crate::figures::{Writes, api_writes, metric, metrics};
 use crate::harness::{Lab, Mode, counts, filter, phase};
 use crate::player::{Player, Playing};
 
-/// Runs of each namespace: one that has far more than the others must not starve them.
+/// Runs per namespace: one namespace with far more than the others must not starve them.
 const RUNS: [usize; 4] = [180, 40, 40, 40];
-/// Files of each of these runs.
+/// Files per run.
 const FILES: usize = 20;
-/// Active runs, and the most that they may write in a second together.
+/// Active runs, and the most that they may write per second together.
 const ACTIVE: usize = 500;
 const WRITES_MAX: f64 = 150.0;
 /// How long writes are counted.
 const COUNTED: Duration = Duration::from_secs(60);
-/// How long their pods work on a file: at least a second, so that a run without a budget would report each file by itself.
+/// How long their pods work on a file: at least a second, so that a run without a budget would report each
+/// file separately.
 const WORK: Duration = Duration::from_secs(2);
 /// Pods of one run, and the nodes of KWOK that they need: each takes 110.
 const PODS: usize = 1_000;
 const FAKE_NODES: usize = 10;
-/// The API server applies a new policy within a second or two. A pod that starts before would be in KWOK's hands for good: its end
-/// is refused, and KWOK does not try again.
+/// The API server applies a new policy within a second or two. A pod that started before would be stuck in
+/// KWOK: its end is refused, and KWOK does not retry.
 const POLICY_WORKS_AFTER: Duration = Duration::from_secs(5);
 const CREATED: &str = "openfilter_pods_created_total";
 const DELETED: &str = "openfilter_pods_deleted_total";
@@ -95,7 +96,7 @@ impl Teams {
         self.api(namespace).create(&PostParams::default(), &pipeline).await.unwrap();
     }
 
-    /// Creates runs in each namespace, as fast as they are taken.
+    /// Creates runs in each namespace, as fast as the API server accepts them.
     async fn create(&self, runs: &[usize], execution: &Value) {
         let of_team = |(name, count): (&String, &usize)| {
             (0..*count).map(|number| (name.clone(), number)).collect::<Vec<_>>()
@@ -122,7 +123,7 @@ impl Teams {
         found
     }
 
-    /// Deletes all runs and waits until they are gone, while there still is an operator for their finalizers.
+    /// Deletes all runs, and waits until they are gone while there is still an operator for their finalizers.
     async fn clear(&self) {
         for name in &self.names {
             let (delete, all) = (DeleteParams::default(), ListParams::default());
@@ -140,7 +141,7 @@ impl Teams {
     }
 }
 
-/// None of them times out, and no namespace waits for the one that has most.
+/// None of them times out, and no namespace waits for the one with the most runs.
 pub async fn many_runs_at_once() {
     let teams = Teams::new("many", RUNS.len(), FILES, Mode::PodPerFile, Duration::ZERO).await;
     let start = Instant::now();
@@ -178,10 +179,10 @@ pub async fn many_runs_at_once() {
     teams.clear().await;
 }
 
-/// Statuses and Jobs that the operator writes while many runs are active. With Warm pods: with a pod per file, the API server would
-/// limit the files that are settled, and so the writes, to fewer than the budget.
+/// Statuses and Jobs that the operator writes while many runs are active. It uses Warm pods: with a pod per
+/// file, the API server would limit the settled files, and so the writes, to fewer than the budget.
 pub async fn writes_of_many_active_runs() {
-    // So many files that all runs are active for longer than writes are counted.
+    // Enough files that all runs are active for longer than the measurement.
     let teams = Teams::new("active", 4, 1_000, Mode::Warm, WORK).await;
     teams.create(&[ACTIVE / 4; 4], &json!({"parallelism": 1})).await;
     let active = async || Ok((teams.in_phase(Phase::Running).await >= ACTIVE).then_some(()));
@@ -199,7 +200,7 @@ pub async fn writes_of_many_active_runs() {
     assert_eq!(teams.in_phase(Phase::Running).await, ACTIVE, "all of them are still active");
     teams.clear().await;
     assert!(rate < WRITES_MAX);
-    // Each of them changes the counts of a run: otherwise there would be few writes without a budget, too.
+    // Each of them changes the counts of a run: otherwise there would be few writes even without a budget.
     assert!(demand > WRITES_MAX, "{demand:.0} files a second need no budget");
 }
 
@@ -231,7 +232,7 @@ pub async fn pods_come_and_go() {
     lab.patch("r", json!({"spec": {"suspend": true}})).await;
     until_none(&lab, "no pod is left", ListParams::default()).await;
     let deleted = PODS as f64 / suspended.elapsed().as_secs_f64();
-    // Not before: a pod that has begun with a file is not deleted.
+    // Not earlier: a pod that has begun a file is not deleted.
     drop(kept_pending);
 
     // From now on KWOK completes each pod as soon as it has a node.
@@ -248,7 +249,7 @@ pub async fn pods_come_and_go() {
     lab.delete("r").await;
 }
 
-/// Pods a second, from the first to the last of [`PODS`] that a counter gains.
+/// Pods per second, from the first to the last of [`PODS`] that a counter gains.
 async fn rate_of(lab: &Lab, counter: &str, before: f64) -> f64 {
     let reaches = async |count: f64| {
         let reached = async || Ok(Some(metric(counter).await).filter(|found| *found >= count));
@@ -260,7 +261,7 @@ async fn rate_of(lab: &Lab, counter: &str, before: f64) -> f64 {
     (last - first) / end.duration_since(start).as_secs_f64()
 }
 
-/// Waits until there are no such pods.
+/// Waits until no such pods are left.
 async fn until_none(lab: &Lab, what: &str, which: ListParams) {
     let (pods, which) = (lab.api::<Pod>(), which.limit(1));
     let none = async || {
@@ -270,8 +271,8 @@ async fn until_none(lab: &Lab, what: &str, which: ListParams) {
     lab.eventually(what, none).await;
 }
 
-/// Keeps the pods of a namespace pending until it is dropped. KWOK would complete pods of a Job at once, so that a thousand would
-/// never exist together. It does not try again what the API server refuses.
+/// Keeps the pods of a namespace pending until it is dropped. KWOK would complete a Job's pods at once, so
+/// that a thousand would never exist together. It does not retry what the API server refuses.
 struct KeptPending {
     testbed: Testbed,
     name: String,
@@ -301,13 +302,13 @@ impl Drop for KeptPending {
     fn drop(&mut self) {
         for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
             let words = ["delete", kind, &self.name, "--ignore-not-found", "--wait=false"];
-            // One that stays concerns only a namespace that goes.
+            // A policy that stays affects only a namespace that is about to be deleted.
             let _ = self.testbed.kubectl(&words, "");
         }
     }
 }
 
-/// Writes of runs and Jobs that the API server has taken, but for the creation of runs.
+/// Writes of runs and Jobs that the API server accepted, except the creation of runs.
 fn writes(lab: &Lab) -> f64 {
     let is_counted = |write: &Writes| match write.resource.as_str() {
         "pipelineruns" => write.verb != "POST",
@@ -316,7 +317,7 @@ fn writes(lab: &Lab) -> f64 {
     api_writes(lab).iter().filter(|write| is_counted(write)).map(|write| write.count).sum()
 }
 
-/// Calls of Valkey that failed: one that times out would be among them.
+/// Valkey's failed calls, which would include timeouts.
 async fn errors() -> f64 {
     metrics("openfilter_valkey_errors_total").await.iter().sum()
 }

@@ -1,5 +1,5 @@
-//! What one run stands on breaks: its operator, its storage, its keys in Valkey, its pods. No file is lost and none is counted
-//! twice. What breaks for all runs at once is in `whole_cluster`.
+//! Faults of what one run depends on: its operator, its storage, its keys in Valkey, its pods. No file is
+//! lost and none is counted twice. Faults that affect all runs at once are in `whole_cluster`.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub fn of(run: &PipelineRun, count: impl Fn(&crds::v1alpha1::Counts) -> i64) -> 
     run.status.as_ref().and_then(|status| status.counts.as_ref()).map_or(0, count)
 }
 
-/// A backup of what Valkey has of the runs.
+/// A backup of the runs' data in Valkey.
 async fn backup(lab: &Lab) -> Vec<(String, Vec<u8>)> {
     let mut valkey = lab.raw().await;
     let mut backup = Vec::new();
@@ -36,7 +36,7 @@ async fn backup(lab: &Lab) -> Vec<(String, Vec<u8>)> {
     backup
 }
 
-/// Valkey goes back to a backup, and knows of nothing since.
+/// Restores Valkey to a backup, without knowledge of later events.
 async fn go_back_to(lab: &Lab, backup: &[(String, Vec<u8>)]) {
     let mut restore = redis::pipe();
     for key in lab.traces().await.into_iter().filter(|key| key.starts_with("pr:")) {
@@ -48,18 +48,19 @@ async fn go_back_to(lab: &Lab, backup: &[(String, Vec<u8>)]) {
     restore.atomic().exec_async(&mut lab.raw().await).await.unwrap();
 }
 
-/// Whoever looks at the run, and whoever looks at its events, is told of a loss.
+/// Both the run's status and its events report the loss.
 pub async fn check_loss_was_told(lab: &Lab) {
     assert!(lab.witness.was_ever(|run| is_degraded_by(run, "QueueLost")), "no status tells of it");
     lab.events("r", "QueueLost", 1).await;
 }
 
-/// Killed again and again, whatever it does: in the middle of each page of the listing, and while files are processed,
-/// also between the creation of the Job and the status that tells of it. How far the listing is can be seen.
+/// Killed again and again, in every phase: in the middle of each page of the listing, and while files are
+/// processed, also between the creation of the Job and the status that reports it. The progress of the
+/// listing is visible.
 async fn an_operator_that_is_killed_again_and_again_loses_nothing(mode: Mode) {
     let mut lab = Lab::in_mode("crash", mode).await;
     lab.kill_operators().await;
-    // Without a pod for each, files take so long that many operators die meanwhile.
+    // Without a pod for each file, files take so long that many operators die meanwhile.
     let (pods, good) = if mode == Mode::Warm { (2, "sleep 1") } else { (8, "copy") };
     // Three pages.
     lab.put_many("other/", 2_050, |_| String::new()).await;
@@ -69,10 +70,10 @@ async fn an_operator_that_is_killed_again_and_again_loses_nothing(mode: Mode) {
     let bucket = lab.bucket_behind(&proxy);
     lab.pipeline(json!({"source": {"bucket": bucket, "include": ["wanted/*"]}})).await;
     lab.run("r", json!({"execution": {"parallelism": pods, "maxAttempts": 2}})).await;
-    // It finds more files than it could process, and is deleted after that.
+    // It finds more files than it could process, and is deleted afterwards.
     lab.run("all", json!({"source": {"include": ["**"]}})).await;
     for (listed, last) in [(1_000, "0999"), (2_000, "1999")] {
-        // What follows the page that ends with this key is not answered, so that nobody gets further.
+        // The page after this key gets no answer, so that no operator gets further.
         proxy.inject(Rule::every(Fault::Stuck, last));
         lab.start_operator();
         let is_listed = async || Ok(lab.meta("r", "cursor").await.filter(|cursor| cursor.ends_with(last)));
@@ -105,7 +106,7 @@ async fn an_operator_that_is_killed_again_and_again_loses_nothing(mode: Mode) {
     assert_eq!(lab.dead_letters("r").await.len(), 4);
     lab.check_failures_shown(&run).await;
     assert_eq!(lab.jobs().await.remove(0).uid(), job.uid(), "it was adopted");
-    // Those that work, and those whose creation a crash forgot before the watch showed them.
+    // The working pods, and those whose creation a crash forgot before the watch showed them.
     assert!(
         lab.witness.most_pods() <= pods + pods,
         "more pods than parallelism and one crash explain: {}",
@@ -116,13 +117,14 @@ async fn an_operator_that_is_killed_again_and_again_loses_nothing(mode: Mode) {
     lab.stop_operators().await;
 }
 
-/// Killed when the queue is closed and a pod is still there.
+/// Killed while the queue is closed and a pod still exists.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next() {
     let mut lab = Lab::new("ending").await;
     lab.put("bad", "exit 1").await;
-    // Being the first process of its container, the filter does not hear that it is to stop: it takes all of its ten seconds.
+    // As the first process of its container, the filter ignores the signal to stop, and takes all of its ten
+    // seconds.
     lab.put("long", "sleep 300").await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
@@ -140,7 +142,7 @@ async fn an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next() 
     lab.check_left_nothing(&run).await;
 }
 
-/// A leader that has lost its lease and does not know it: two operators decide about the same run at once.
+/// A leader has lost its lease without knowing it: two operators decide about the same run at once.
 async fn two_operators_at_once_count_every_file_once(mode: Mode) {
     let mut lab = Lab::in_mode("two", mode).await;
     lab.start_operator();
@@ -153,15 +155,15 @@ async fn two_operators_at_once_count_every_file_once(mode: Mode) {
     assert_eq!(lab.dead_letters("r").await.len(), 3);
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
-    // One of them tells of the end; the other would do so when it looks again, after five seconds.
+    // One of them reports the end; the other would do so at its next pass, after five seconds.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let ends = lab.events("r", "FilesFailed", 1).await;
     let times = |event: &Event| event.series.as_ref().and_then(|series| series.count).unwrap_or(1);
     assert_eq!(ends.iter().map(times).sum::<i32>(), 1, "{ends:?}");
 }
 
-/// The one that leads stands still for longer than its lease lasts; the other goes on with the run, and the first ends when it
-/// finds out.
+/// The leader freezes for longer than its lease lasts; the other operator continues the run, and the first
+/// ends when it finds out.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_leader_that_stands_still_is_followed_by_the_other_replica() {
@@ -196,13 +198,13 @@ async fn a_leader_that_stands_still_is_followed_by_the_other_replica() {
     assert!(!lab.operator_ended(0).await.success(), "it has lost what it led");
 }
 
-/// A backup from before the end of the listing, or a replica that was behind, knows nothing of its loss: sums add up, and files
-/// are missing. They are listed again.
+/// A backup from before the end of the listing, or a replica that lagged behind, does not reveal its loss:
+/// sums add up, but files are missing. They are listed again.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn valkey_that_went_back_to_before_the_listing_is_listed_into_again() {
     let lab = Lab::new("earlier").await;
-    // The first is bad, and only then.
+    // Only the first file is bad, and only the first time.
     lab.put_many("", 6, |number| if number == 0 { "exit 1".to_owned() } else { "sleep 2".to_owned() }).await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
     proxy.inject(Rule::every(Fault::Stuck, "list-type=2"));
@@ -223,8 +225,8 @@ async fn valkey_that_went_back_to_before_the_listing_is_listed_into_again() {
     lab.check_left_nothing(&run).await;
 }
 
-/// A file that has failed is claimed again: by a pod that has ended long ago and is kept for its log, or by one that works on
-/// another file by now.
+/// A failed file is claimed again: by a pod that has long ended and is kept for its log, or by one that is
+/// already working on another file.
 async fn valkey_that_went_back_to_before_a_failure_is_told_of_it_again(mode: Mode) {
     let mut lab = Lab::in_mode("unsettled", mode).await;
     lab.put("bad", "exit 1").await;
@@ -258,7 +260,7 @@ async fn valkey_that_went_back_to_before_a_failure_is_told_of_it_again(mode: Mod
     lab.check_left_nothing(&run).await;
 }
 
-/// Another operator, whose view is old, hands a file to a pod that has ended. The file was not tried.
+/// Another operator with a stale view hands a file to a pod that has ended. The file was not tried.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_file_that_a_pod_is_handed_after_its_end_is_not_blamed_for_it() {
@@ -291,8 +293,8 @@ async fn a_file_that_a_pod_is_handed_after_its_end_is_not_blamed_for_it() {
     lab.check_left_nothing(&run).await;
 }
 
-/// The storage fails in each way that it can: while listing, the run waits; while fetching, the file is tried again, and
-/// what fails alone and does not heal is dead-lettered with the reason.
+/// The storage fails in every way it can: while listing, the run waits; while fetching, the file is tried
+/// again, and an object that fails alone and permanently is dead-lettered with the reason.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn storage_that_fails_costs_attempts_and_never_a_file() {
@@ -320,13 +322,13 @@ async fn storage_that_fails_costs_attempts_and_never_a_file() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Listing has a task of its own, so that storage that hangs delays only its own run. Told to slow down,
-/// the listing does, and goes on.
+/// Listing has a task of its own, so that hanging storage delays only its own run. When told to slow down,
+/// the listing does so, and continues.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_whose_storage_hangs_delays_no_other() {
     let mut lab = Lab::new("hangs").await;
-    // A listing that took the place of a pass would take the only one.
+    // A listing that occupied a pass would occupy the only one.
     lab.restart_with("CONCURRENCY", "1").await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
     lab.put_many("", 3, |_| "copy".to_owned()).await;
@@ -335,7 +337,7 @@ async fn a_run_whose_storage_hangs_delays_no_other() {
     lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("hangs", json!({})).await;
     lab.until("hangs", "it is being listed", |run| phase(run) == Some(Phase::Listing)).await;
-    // A run is a snapshot: the Pipeline can be changed for the next.
+    // A run is a snapshot, so the Pipeline can be changed for the next one.
     let direct = json!({"spec": {"source": {"bucket": {"endpoint": lab.bucket()["endpoint"]}}}});
     let changed = lab.api::<Pipeline>().patch("p", &PatchParams::default(), &Patch::Merge(direct)).await;
     changed.unwrap();
@@ -346,7 +348,7 @@ async fn a_run_whose_storage_hangs_delays_no_other() {
     assert_eq!(counts(&lab.finished("hangs").await), (3, 3, 0));
 }
 
-/// A pod that is deleted by hand leaves its file to another one.
+/// A pod that is deleted by hand leaves its file to another pod.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another() {
@@ -357,7 +359,7 @@ async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another() {
     lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 3).await;
     let pods = lab.pods().await;
     let name = pods[0].metadata.name.clone().unwrap();
-    // Once while the operator watches, and once while there is none.
+    // Once while an operator watches, and once without one.
     lab.api::<k8s_openapi::api::core::v1::Pod>()
         .delete(&name, &DeleteParams::default().grace_period(0))
         .await

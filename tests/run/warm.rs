@@ -1,5 +1,5 @@
-//! Pods that process many files: whatever ends, no file is lost, none is counted twice, and only a file whose own filter ended
-//! is charged.
+//! Pods that process many files: whatever ends, no file is lost, none is counted twice, and only a file whose
+//! own filter failed is charged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ impl Process {
     }
 }
 
-/// The processes of a run's pods: all of them have its id in their environment.
+/// The processes of a run's pods: all of them have the run's id in their environment.
 pub fn processes(lab: &Lab, run: &str, process: Process) -> Vec<u32> {
     let id = lab.run_id(run).to_string().into_bytes();
     let is_one = |pid: &u32| {
@@ -47,12 +47,12 @@ pub fn processes(lab: &Lab, run: &str, process: Process) -> Vec<u32> {
     pids.filter(is_one).collect()
 }
 
-/// Ends a process as nothing else does; whether it was there.
+/// Kills a process with SIGKILL; returns whether it existed.
 pub fn kill(pid: u32) -> bool {
     std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success()
 }
 
-/// Whether a process is there and has not ended.
+/// Whether a process exists and has not ended.
 pub fn lives(pid: u32) -> bool {
     fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| !command.is_empty())
 }
@@ -62,7 +62,7 @@ async fn one_of(lab: &Lab, run: &str, process: Process) -> u32 {
     lab.eventually(&format!("{run} has a {process:?}"), found).await
 }
 
-/// Waits until a request that begins so has reached a proxy.
+/// Waits until a request with this beginning has reached a proxy.
 async fn is_asked(lab: &Lab, proxy: &FaultyS3, request: &str) {
     let asked = async || Ok(proxy.seen().iter().any(|seen| seen.starts_with(request)).then_some(()));
     lab.eventually(&format!("the storage is asked to {request}"), asked).await;
@@ -81,7 +81,7 @@ pub fn fetches(lab: &Lab, proxy: &FaultyS3, prefix: &str) -> BTreeMap<String, us
     fetches
 }
 
-/// Three runs of one file each, of which something is killed while the filter works.
+/// Starts three runs of one file each, and kills something of each while the filter works.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_killed_filter_or_shim_charges_its_file_and_a_killed_worker_charges_none() {
@@ -97,7 +97,7 @@ async fn a_killed_filter_or_shim_charges_its_file_and_a_killed_worker_charges_no
         lab.eventually(&format!("{run}: a filter works"), filters).await;
         assert!(kill(one_of(&lab, run, process).await), "{run}");
     };
-    // At once, because each filter works for eight seconds only.
+    // At once, because each filter works for only eight seconds.
     futures::future::join_all(victims.map(strike)).await;
     for (run, process) in victims {
         let ended = lab.finished(run).await;
@@ -140,8 +140,8 @@ async fn files_that_were_fetched_ahead_go_back_unharmed_when_a_shim_or_the_worke
     lab.witness.check_monotonic();
 }
 
-/// The worker is killed while it fetches, while a filter works, while it publishes, and after it reported while no operator
-/// looked.
+/// The worker is killed while it fetches, while a filter works, while it publishes, and after it reported
+/// without an operator.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_worker_that_is_killed_at_any_step_charges_no_file() {
@@ -188,22 +188,22 @@ async fn a_worker_that_is_killed_at_any_step_charges_no_file() {
     lab.witness.check_monotonic();
 }
 
-/// Starts a run over two files of its own, one at a time.
+/// Starts a run over its own two files, one at a time.
 async fn start_step(lab: &Lab, step: &str) {
     lab.put_many(&format!("{step}/"), 2, |_| "sleep 5".to_owned()).await;
     let execution = json!({"parallelism": 1, "maxAttempts": 1});
     lab.run(step, json!({"source": {"prefix": format!("{step}/")}, "execution": execution})).await;
 }
 
-/// Both files of it succeed, and neither is at fault.
+/// Both files succeed, and neither is at fault.
 async fn check_step(lab: &Lab, step: &str) {
     let run = lab.finished(step).await;
     assert_eq!((counts(&run), phase(&run)), ((2, 2, 0), Some(Phase::Succeeded)), "{step}");
     assert_eq!(lab.tally(step, "retried").await, 0, "{step}: no file is at fault");
 }
 
-/// Results are published while filters work on the next file. Filters that die then charge that file only. The worker finishes
-/// what it publishes; if it dies too, that is a disruption.
+/// Results are published while filters work on the next file. Filters that die at that time charge only that
+/// file. The worker finishes publishing; if it dies too, that is a disruption.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_shim_that_is_killed_while_an_earlier_file_is_published_charges_only_its_own() {
@@ -213,7 +213,7 @@ async fn a_shim_that_is_killed_while_an_earlier_file_is_published_charges_only_i
     sink["prefix"] = json!("results/");
     lab.pipeline(json!({"sink": {"bucket": sink}})).await;
     for (run, worker_dies, charged) in [("finished", false, (1, 0)), ("lost", true, (1, 1))] {
-        // Of four files the only pod gets two at first.
+        // Of four files, the only pod gets two at first.
         for (key, content) in [("1-published", "copy"), ("2-killed", "sleep 8"), ("3", "copy"), ("4", "copy")]
         {
             lab.put(&format!("{run}/{key}"), content).await;
@@ -230,7 +230,7 @@ async fn a_shim_that_is_killed_while_an_earlier_file_is_published_charges_only_i
         lab.eventually("one file is published while filters work on the next", both).await;
         assert!(kill(one_of(&lab, run, Process::Shim).await), "the shim");
         if worker_dies {
-            // A pod is judged by what failed first, and its times are whole seconds.
+            // The first failure in a pod decides, and pods' times are whole seconds.
             tokio::time::sleep(Duration::from_millis(1_500)).await;
             assert!(kill(one_of(&lab, run, Process::Worker).await), "the worker");
         }
@@ -244,7 +244,7 @@ async fn a_shim_that_is_killed_while_an_earlier_file_is_published_charges_only_i
     lab.witness.check_monotonic();
 }
 
-/// The next operator finds that the time of the run is up, and reports that it has not read.
+/// The next operator finds that the run has timed out, and that there are reports it has not read.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn what_was_reported_before_the_time_of_a_run_was_up_counts() {
@@ -276,7 +276,8 @@ async fn what_was_reported_before_the_time_of_a_run_was_up_counts() {
     lab.check_left_nothing(&run).await;
 }
 
-/// Files that succeeded while no operator looked, in pods that are gone before one does: none is fetched again.
+/// Files that succeeded without an operator, in pods that are gone before the next one starts: none is
+/// fetched again.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn what_was_reported_counts_once_although_its_pod_is_gone() {
@@ -288,7 +289,7 @@ async fn what_was_reported_counts_once_although_its_pod_is_gone() {
     let filters = async || Ok((lab.reports("r", "started").await > 0).then_some(()));
     lab.eventually("a filter works", filters).await;
     lab.kill_operators().await;
-    // The pods go on until they have nothing more to do.
+    // The pods continue until they have nothing left to do.
     let all_reported = async || {
         let held = lab.queue("r").await.stats().await.unwrap().running;
         Ok((held > 0 && lab.reports("r", "succeeded").await as u64 == held).then_some(held))
@@ -310,7 +311,7 @@ async fn what_was_reported_counts_once_although_its_pod_is_gone() {
     lab.witness.check_monotonic();
 }
 
-/// The command of a filter is the Pipeline's mistake, and no file's.
+/// A wrong command of a filter is the Pipeline's mistake, and no file's.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_command_that_cannot_be_executed_is_told_and_blames_no_file() {
@@ -329,7 +330,8 @@ async fn a_command_that_cannot_be_executed_is_told_and_blames_no_file() {
     lab.delete("r").await;
 }
 
-/// The same for a filter that wants lines, in pods that process one file: its shim starts, and its command does not.
+/// The same for a filter with `protocol: Lines`, in pods that process one file: its shim starts, but its
+/// command does not.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_command_that_wants_lines_and_cannot_be_executed_blames_no_file_either() {
@@ -348,7 +350,7 @@ async fn a_command_that_wants_lines_and_cannot_be_executed_blames_no_file_either
     lab.delete("r").await;
 }
 
-/// Pods count their files themselves: those that the operator has not seen count, too.
+/// Pods count their files themselves, including those that the operator has not seen.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn pods_are_replaced_after_as_many_files_as_they_may_process_whoever_looks() {
@@ -358,7 +360,7 @@ async fn pods_are_replaced_after_as_many_files_as_they_may_process_whoever_looks
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
     lab.until("r", "files are processed", |run| running(run) > 0).await;
     lab.kill_operators().await;
-    // Only the pod counts now, and it holds more files than it may process.
+    // Now only the pod counts, and it holds more files than it may process.
     let has_stopped = async || Ok((lab.reports("r", "released").await > 0).then_some(()));
     lab.eventually("the pod gives files back", has_stopped).await;
     let settled = lab.tally("r", "succeeded").await as usize;
@@ -372,7 +374,8 @@ async fn pods_are_replaced_after_as_many_files_as_they_may_process_whoever_looks
     lab.witness.check_monotonic();
 }
 
-/// A program with the password of a run's workers writes what is no report, again and again. Another run does not notice.
+/// A program with the password of a run's workers writes invalid reports again and again. Another run does
+/// not notice.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() {
@@ -391,7 +394,7 @@ async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() 
     write.arg(lab.run_id("flooded").key("states")).arg("1-1").arg("x".repeat(900 << 10));
     let mut written = 0;
     while phase(&lab.get("flooded").await) == Some(Phase::Running) {
-        // The user goes before the run has ended.
+        // The user is removed before the run has ended.
         if write.query_async::<u64>(&mut worker).await.is_err() {
             break;
         }
@@ -405,7 +408,7 @@ async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() 
     assert!(message(&run, "Succeeded").contains("who uses its password"));
     let beside = lab.finished("beside").await;
     assert_eq!((counts(&beside), phase(&beside)), ((8, 8, 0), Some(Phase::Succeeded)));
-    // Nothing is written after the end, neither by who is connected nor by who connects.
+    // Nothing is written after the end, neither over existing connections nor over new ones.
     assert!(write.query_async::<u64>(&mut worker).await.is_err(), "the connection still works");
     let refused = lab.raw_as(&user, &password).await.unwrap_err();
     assert_eq!(refused.kind(), redis::ErrorKind::AuthenticationFailed, "the password: {refused}");
@@ -415,7 +418,8 @@ async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() 
     assert!(lab.pods().await.is_empty());
 }
 
-/// A filter that hangs is ended and charged; its pod goes on with the next file. Fewer pods are wanted while it does.
+/// A hanging filter is ended and charged; its pod continues with the next file. Meanwhile the run needs fewer
+/// pods.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_filter_that_hangs_is_ended_and_a_pod_too_many_finishes_its_file() {

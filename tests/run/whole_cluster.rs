@@ -1,5 +1,5 @@
-//! What every run of the cluster stands on breaks: Valkey, the API server, a node. These tests run alone, and so after all
-//! others: each of them in between would wait for those under way to end, and keep the next from starting.
+//! Faults of what every run of the cluster depends on: Valkey, the API server, a node. These tests run alone,
+//! after all others: in between, each would have to wait for running tests, and keep the next from starting.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, is_in_phase, 
 use crate::storms::{check_loss_was_told, of};
 use crate::warm::{Process, fetches, kill, lives, processes};
 
-/// Files, and pods at once, of tests in which a node fails.
+/// Files, and concurrent pods, of tests in which a node fails.
 const FILES: usize = 4;
 
 in_both_modes! {
@@ -25,7 +25,7 @@ in_both_modes! {
     the_s3_server_killed_in_the_middle_of_a_run_costs_no_file_an_attempt
 }
 
-/// Valkey is unavailable, comes back with what its log kept, and has forgotten its users.
+/// Valkey is unavailable, returns with the contents of its log, and has forgotten its users.
 async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
     let lab = Lab::alone_in_mode("valkey", mode).await;
     let files = if mode == Mode::Warm { 20 } else { 10 };
@@ -43,7 +43,7 @@ async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
     assert_eq!(counts(&run), (files as i64, files as i64, 0));
     assert_eq!((lab.tally("r", "retried").await, lab.tally("r", "disrupted").await), (0, 0));
     if mode == Mode::Warm {
-        // Workers keep what they could not report, and say it when Valkey is back.
+        // Workers keep what they could not report, and report it when Valkey is back.
         let fetched = fetches(&lab, &proxy, "");
         assert!(fetched.len() == files && fetched.values().all(|times| *times == 1), "{fetched:?}");
     }
@@ -54,7 +54,8 @@ async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
 async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over(mode: Mode) {
     let lab = Lab::alone_in_mode("wiped", mode).await;
     let (files, good) = if mode == Mode::Warm { (12, "sleep 2") } else { (8, "sleep 1") };
-    // The first is bad, and only then: the counts of the Job must not hold up the end when they go back.
+    // Only the first file is bad, and only the first time: the Job's counts must not delay the end when they
+    // decrease.
     lab.put_many("", files, |number| if number == 0 { "exit 1" } else { good }.to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
@@ -74,7 +75,7 @@ async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over(mode: Mo
 /// The server itself dies, while files are fetched, processed and published, and comes back with what it had stored.
 async fn the_s3_server_killed_in_the_middle_of_a_run_costs_no_file_an_attempt(mode: Mode) {
     let lab = Lab::alone_in_mode("s3", mode).await;
-    // Pods that stay up also finish those that they have fetched ahead.
+    // Warm pods also finish the files that they have prefetched.
     let files = if mode == Mode::Warm { 40 } else { 12 };
     lab.put_many("in/", files, |_| "sleep 1".to_owned()).await;
     let mut sink = lab.bucket();
@@ -106,11 +107,11 @@ async fn a_run_can_be_deleted_while_valkey_is_away() {
     lab.pipeline(json!({})).await;
     lab.run("r", json!({})).await;
     lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
-    // Long enough for the log to have it.
+    // Long enough for the log to contain it.
     tokio::time::sleep(Duration::from_secs(2)).await;
     lab.services.kill_valkey().await.unwrap();
     lab.delete("r").await;
-    // A new operator knows what is left to do: it is written down.
+    // A new operator knows what is left to do, because it is recorded.
     lab.kill_operators().await;
     lab.services.restart_valkey().await.unwrap();
     assert_ne!(lab.traces().await, Vec::<String>::new(), "Valkey was away");
@@ -129,7 +130,7 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
     lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
     for _ in 0..2 {
         let paused = lab.testbed.pause_api_server().unwrap();
-        // Shorter than the time after which nodes that cannot be heard lose their pods.
+        // Shorter than the time after which silent nodes lose their pods.
         tokio::time::sleep(Duration::from_secs(5)).await;
         paused.resume();
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -161,7 +162,7 @@ async fn five_hundred_files_survive_fifty_kills() {
     let (mut kills, mut of_valkey, mut charging, mut spared, mut round) = (0, 0, 0, 0, 0_u64);
     while (kills < 100 || of_valkey < 3) && !is_over(&lab.get("any").await) {
         round += 1;
-        // A different moment and another victim each time, and the same ones in every run of the test.
+        // A different moment and another victim each time, but the same ones in every run of the test.
         tokio::time::sleep(Duration::from_millis(100 + round * 37 % 250)).await;
         // Some of the others die while Valkey is unavailable.
         match round % 40 {
@@ -217,7 +218,7 @@ async fn five_hundred_files_survive_fifty_kills() {
     lab.witness.check_monotonic();
 }
 
-/// The pods of a dead node hold files; after `pendingTimeout` others get them.
+/// The pods of a dead node hold files; after `pendingTimeout` other pods get them.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn files_of_a_dead_node_are_processed_elsewhere() {
@@ -240,7 +241,8 @@ async fn files_of_a_dead_node_are_processed_elsewhere() {
 async fn neither_a_drained_nor_a_rebooted_node_charges_a_file() {
     let mut labs = Lab::alone_in_both_modes("maintained").await;
     for lab in &mut labs {
-        // A container that was created and not started when its node went down stays so: the kubelet never starts it.
+        // A container that was created but not started when its node went down stays that way: the kubelet
+        // never starts it.
         lab.restart_with("START_TIMEOUT", "15s").await;
     }
     let victim = &node_for_workers(&labs).await;
@@ -253,7 +255,7 @@ async fn neither_a_drained_nor_a_rebooted_node_charges_a_file() {
 
     processed_on(&labs, "rebooted", victim).await;
     labs[0].testbed.kill_node(victim).unwrap();
-    // The node is back before the cluster notices that it was gone.
+    // The node is back before the cluster notices its absence.
     labs[0].testbed.restart_node(victim).await.unwrap();
     check_all_end_uncharged(&labs, "rebooted").await;
     for lab in &labs {
@@ -261,8 +263,8 @@ async fn neither_a_drained_nor_a_rebooted_node_charges_a_file() {
     }
 }
 
-/// A partition: nothing ends the workers of a node whose kubelet cannot be reached. They go on with files that others have by
-/// then, and report them.
+/// A partition: nothing ends the workers of a node whose kubelet is unreachable. They continue with files
+/// that other pods hold by then, and report them.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
@@ -289,7 +291,7 @@ async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
     assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
-    // The next test may want pods there.
+    // The next test may need pods there.
     lab.kubectl(&["wait", "--for=condition=Ready", &format!("node/{victim}"), "--timeout=60s"]).unwrap();
 }
 
@@ -297,7 +299,7 @@ fn is_over(run: &PipelineRun) -> bool {
     phase(run).is_some_and(|phase| matches!(phase, Phase::Succeeded | Phase::Failed))
 }
 
-/// A node that takes no new pods until this is dropped, also by a panic.
+/// A node that takes no new pods until this is dropped, even by a panic.
 struct Cordoned<'a> {
     lab: &'a Lab,
     node: &'a str,
@@ -331,7 +333,7 @@ async fn prefer_node(lab: &Lab, node: &str) {
     lab.pipeline(json!({"pod": {"affinity": affinity}})).await;
 }
 
-/// The node without the backing services, which the pods of Pipelines over a few long files prefer.
+/// The node without the backing services; pods of Pipelines with a few long files prefer it.
 async fn node_for_workers(labs: &[Lab]) -> String {
     let node = node_without_services(&labs[0]).await;
     for lab in labs {
@@ -342,7 +344,7 @@ async fn node_for_workers(labs: &[Lab]) -> String {
     node
 }
 
-/// Starts runs whose files are all processed at once, and waits until a filter of each works on this node.
+/// Starts runs that process all their files at once, and waits until a filter of each works on this node.
 async fn processed_on(labs: &[Lab], run: &str, node: &str) {
     let execution = json!({"parallelism": FILES, "pendingTimeout": "10s", "maxAttempts": 1});
     for lab in labs {
@@ -368,7 +370,7 @@ async fn check_all_end_uncharged(labs: &[Lab], run: &str) {
     join_all(labs.iter().map(check)).await;
 }
 
-/// All files succeeded, although some were disrupted.
+/// Checks that all files succeeded, although some were disrupted.
 async fn check_none_is_charged(lab: &Lab, run: &PipelineRun) {
     let name = run.name_any();
     assert_eq!(counts(run), (FILES as i64, FILES as i64, 0));

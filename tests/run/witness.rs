@@ -1,4 +1,4 @@
-//! Somebody who sees every status that a run ever has, and every pod.
+//! A witness that sees every status that a run ever has, and every pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -36,12 +36,12 @@ impl Witness {
         Self { seen, pods_seen, watching }
     }
 
-    /// The most pods that there ever were at once, without those that had ended or were being deleted.
+    /// The most pods that ever existed at once, without those that had ended or were being deleted.
     pub fn most_pods(&self) -> usize {
         self.pods_seen.lock().unwrap().most_alive
     }
 
-    /// The most pods that had ended and that nobody had deleted.
+    /// The most pods that had ended and were not yet deleted.
     pub fn most_ended_pods(&self) -> usize {
         self.pods_seen.lock().unwrap().most_ended
     }
@@ -52,7 +52,8 @@ impl Witness {
         seen.ever.iter().filter(|(of, _)| of == run).count()
     }
 
-    /// Every status that was seen, at the end of every test: counts always add up, and an end is an end.
+    /// Checks every status that was seen, at the end of every test: counts always add up, and an end is
+    /// final.
     pub fn check_all_statuses(&self) {
         let seen = self.seen.lock().unwrap();
         let mut last: BTreeMap<String, PipelineRun> = BTreeMap::new();
@@ -73,12 +74,12 @@ impl Witness {
         assert!(!last.is_empty(), "no status was seen");
     }
 
-    /// Whether any status that was seen is so.
+    /// Whether any status that was seen satisfies the condition.
     pub fn was_ever(&self, condition: impl Fn(&PipelineRun) -> bool) -> bool {
         self.seen.lock().unwrap().iter().any(condition)
     }
 
-    /// Succeeded never goes down, as it may after a loss of data only.
+    /// Checks that `succeeded` never decreases, which it may do only after a loss of data.
     pub fn check_monotonic(&self) {
         let seen = self.seen.lock().unwrap();
         let mut last: BTreeMap<String, Counts> = BTreeMap::new();
@@ -104,20 +105,20 @@ async fn watch_runs(api: Api<PipelineRun>, seen: Arc<Mutex<Vec<PipelineRun>>>) {
             }
             Ok(Some(_)) => {}
             Ok(None) => return,
-            // The API server is paused or restarted: the watch goes on by itself.
+            // The API server is paused or restarted: the watch continues by itself.
             Err(_) => {}
         }
     }
 }
 
-/// What was seen of the pods of the namespace.
+/// What was seen of the namespace's pods.
 #[derive(Default)]
 struct PodsSeen {
-    /// By name, whether it has ended; without those that are being deleted.
+    /// By name, whether it has ended; without pods that are being deleted.
     present: BTreeMap<String, bool>,
     most_alive: usize,
     most_ended: usize,
-    /// Run and name of every pod that there ever was.
+    /// Run and name of every pod that ever existed.
     ever: BTreeSet<(String, String)>,
 }
 
@@ -125,7 +126,7 @@ impl PodsSeen {
     fn apply(&mut self, pod: &Pod) {
         let run = pod.labels().get("filter.plainsight.ai/pipelinerun").cloned().unwrap_or_default();
         self.ever.insert((run, pod.name_any()));
-        // A kubelet that has much to do takes its time to let go of a pod that is deleted.
+        // A busy kubelet takes its time to release a deleted pod.
         if pod.metadata.deletion_timestamp.is_some() {
             self.present.remove(&pod.name_any());
         } else {
@@ -137,7 +138,7 @@ impl PodsSeen {
     }
 }
 
-/// One container that failed is the end of a pod, also while others still run.
+/// One failed container is the end of a pod, even while others still run.
 fn has_ended(pod: &Pod) -> bool {
     let Some(status) = &pod.status else { return false };
     let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();

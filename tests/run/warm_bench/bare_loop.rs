@@ -1,5 +1,5 @@
-//! The least that the same work takes: workers that fetch a file, start the same filters and publish the results, with the
-//! code of pods and the same S3 server, one file after the other. No queue, no Kubernetes.
+//! The minimum for the same work: workers that fetch a file, start the same filters and publish the results,
+//! one file after the other, with the code of pods and the same S3 server, but without queue and Kubernetes.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -13,7 +13,7 @@ use queue::File;
 use storage::Bucket;
 
 pub struct BareLoop {
-    /// Where workers have their workspaces while it runs.
+    /// The folder of the workers' workspaces while it runs.
     pub folder: PathBuf,
     /// The filters' program.
     pub program: PathBuf,
@@ -24,7 +24,7 @@ pub struct BareLoop {
 }
 
 impl BareLoop {
-    /// Processes files with so many workers; how long it takes.
+    /// Processes files with this many workers; returns how long it takes.
     pub fn run(&self, files: Vec<File>, workers: usize) -> Duration {
         let (files, began) = (Mutex::new(VecDeque::from(files)), Instant::now());
         std::thread::scope(|scope| {
@@ -35,7 +35,7 @@ impl BareLoop {
         began.elapsed()
     }
 
-    /// One worker: a thread, as the worker of a pod is.
+    /// One worker: a thread, as in the worker of a pod.
     fn work(&self, files: &Mutex<VecDeque<File>>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

@@ -1,4 +1,5 @@
-//! What a file costs the API server, Valkey and the operator, and what stays the same however many files there are.
+//! What a file costs the API server, Valkey and the operator, and what stays constant for any number of
+//! files.
 
 use std::collections::BTreeMap;
 
@@ -8,29 +9,29 @@ use super::stage::{Case, FEW, Stage, is_of_work};
 use crate::figures::{all_valkey_calls, api_writes, valkey_calls};
 use crate::harness::{Lab, Mode};
 
-/// Writes of the API server for a file.
+/// The API server's writes per file.
 const WRITES_MAX: f64 = 0.01;
-/// Valkey's commands for a file may differ by this much between few and many files.
+/// Valkey's commands per file may differ by this much between few and many files.
 const GROWTH_MAX: f64 = 1.2;
 const MIB: f64 = 1_048_576.0;
-/// Memory of the operator at its most.
+/// The operator's peak memory.
 const MEMORY_MAX: f64 = 48.0 * MIB;
 
 const COUNTED: Case = Case { few: 2_000, many: 20_000, ..SMALL };
 const LARGE: Case = Case { few: 0, many: 100_000, ..SMALL };
 
-/// What one run has cost, for each of its files.
+/// The cost of one run per file.
 struct Cost {
     writes: f64,
-    /// Commands of Valkey, those inside of scripts included.
+    /// Commands that Valkey executed, including those inside scripts.
     commands: f64,
-    /// Those that the operator sent.
+    /// Commands that the operator sent.
     calls: f64,
-    /// Seconds of the operator.
+    /// The operator's processor time, in seconds.
     cpu: f64,
 }
 
-/// What Valkey and the operator count since they started.
+/// The counters of Valkey and the operator since they started.
 struct Counted {
     commands: f64,
     calls: f64,
@@ -44,7 +45,7 @@ impl Counted {
     }
 }
 
-/// Counts for few files and for many. Nobody looks at the queue meanwhile, which would be counted too.
+/// Counts for few files and for many. Nothing reads the queue meanwhile, because that would be counted too.
 pub async fn cost_per_file() {
     let stage = Stage::new(COUNTED).await;
     println!(
@@ -88,7 +89,7 @@ async fn cost_of(stage: &Stage, name: &str, prefix: &str, files: usize) -> Cost 
     cost
 }
 
-/// Of the whole cluster, by resource.
+/// Writes of the whole cluster, by resource.
 fn writes(stage: &Stage) -> BTreeMap<String, f64> {
     let mut found = BTreeMap::new();
     for write in api_writes(&stage.lab).into_iter().filter(is_of_work) {

@@ -1,5 +1,6 @@
-//! `make bench`, Warm part: how many files a second pods that stay up process, against a pod per file and against a bare loop
-//! without queue and Kubernetes, all in one run on the same machine; what a file costs; and what is the bottleneck.
+//! `make bench`, Warm part: how many files per second pods that stay up process, against a pod per file and
+//! against a bare loop without queue and Kubernetes, all in one run on the same machine; what a file costs;
+//! and where the bottleneck is.
 
 mod bare_loop;
 mod cost;
@@ -17,26 +18,26 @@ const KIB: usize = 1_024;
 const MIB: usize = 1_024 * KIB;
 /// How many times faster than a pod per file.
 const TIMES_FASTER: f64 = 100.0;
-/// The share of the bare loop's files a second.
+/// The share of the bare loop's files per second.
 const OF_BARE_LOOP: f64 = 0.6;
 
 const SMALL: Case =
     Case { what: "1 KiB", bytes: KIB, filters: &[&["copy"]], has_sink: false, few: 40, many: 12_000 };
-/// Only recorded: each differs from [`SMALL`] in one thing.
+/// Recorded only: each differs from [`SMALL`] in one respect.
 const OTHERS: [Case; 3] = [
     Case { what: "1 MiB", bytes: MIB, few: 20, many: 1_000, ..SMALL },
     Case { what: "1 KiB, two filters", filters: &[&["copy"], &["copy"]], few: 20, many: 2_000, ..SMALL },
     Case { what: "1 KiB, with a sink", has_sink: true, few: 20, many: 2_000, ..SMALL },
 ];
 
-/// Files a second of one case.
+/// The files per second of one case.
 struct Rates {
     pod_per_file: f64,
     warm: f64,
     bare_loop: f64,
 }
 
-/// Small files, one filter, no sink: the two ratios that are promised.
+/// Small files, one filter, no sink: the two promised ratios.
 pub async fn warm_beats_a_pod_per_file() {
     print_head(&format!(" (aim: ≥ {TIMES_FASTER})"), &format!(" (aim: ≥ {OF_BARE_LOOP})"));
     let Rates { pod_per_file, warm, bare_loop } = rates_of(SMALL).await;
@@ -61,8 +62,8 @@ fn print_head(times_faster: &str, of_bare_loop: &str) {
     );
 }
 
-/// Measures a case and prints it. The bare loop comes before and after Warm, so that a machine that becomes slower or faster
-/// meanwhile does not decide.
+/// Measures a case and prints it. The bare loop runs before and after Warm, so that a machine that becomes
+/// slower or faster meanwhile does not decide.
 async fn rates_of(case: Case) -> Rates {
     let stage = Stage::new(case).await;
     let files = |count: usize| count as f64;

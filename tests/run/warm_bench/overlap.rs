@@ -1,5 +1,5 @@
-//! While a filter works, the next files are fetched and the results before are uploaded: a run takes hardly longer than its
-//! filters.
+//! While a filter works, the next files are fetched and earlier results are uploaded, so a run takes hardly
+//! longer than its filters.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use super::stage::{Case, PODS, Stage};
 use crate::harness::Mode;
 
 const SLEEP: Duration = Duration::from_millis(50);
-/// A run may take this much of the sleeps alone.
+/// A run may take this multiple of its sleeps.
 const RATIO_MAX: f64 = 1.15;
-/// With a sink, because uploads are to overlap too.
+/// With a sink, because uploads should overlap too.
 const CASE: Case = Case {
     what: "one filter that copies, one that sleeps 50 ms, with a sink",
     bytes: 1_024,
@@ -31,7 +31,7 @@ pub async fn transfers_overlap_with_processing() {
         CASE.what
     );
     println!("|---|---|---|---|\n| {files} files | {took:.1} s | {sleeps:.1} s | {ratio:.2} |");
-    // Without the time in which some pods were still starting.
+    // Excludes the time in which some pods were still starting.
     let first_settled = run.start_up.first_settled.unwrap().as_secs_f64();
     let (all_served, settled) = run.start_up.all_served.unwrap();
     let (steady, sleeps) = (took - all_served.as_secs_f64(), sleeps_of(files - settled));

@@ -1,4 +1,4 @@
-//! Which processes the processors' time goes to while a run is processed: that shows what is the bottleneck.
+//! Which processes use the processors while a run is processed: that shows the bottleneck.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Linux counts processor time in hundredths of a second, whatever its own clock is.
+/// Linux counts processor time in hundredths of a second, whatever its internal clock.
 const TICKS_PER_SECOND: f64 = 100.0;
 const FILTERS: &str = "filters (children of the shims)";
 
-/// What the processors did in some time.
+/// What the processors did in an interval.
 pub struct Usage {
     took: Duration,
     machine: Machine,
@@ -20,7 +20,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Prints a table, the greatest first.
+    /// Prints a table, largest first.
     pub fn print(&self, files: usize) {
         let whole = self.machine.total();
         let of_whole = |seconds: f64| 100.0 * seconds / whole;
@@ -82,7 +82,7 @@ impl Machine {
     }
 }
 
-/// Looks at all processes now and then, because those of a pod are gone with it.
+/// Samples all processes now and then, because those of a pod disappear with it.
 pub struct Sampler {
     stop: oneshot::Sender<()>,
     sampling: JoinHandle<Usage>,
@@ -112,7 +112,7 @@ impl Sampler {
     }
 }
 
-/// A process, told from a later one with the same pid by its start.
+/// A process; its start time distinguishes it from a later one with the same pid.
 type Id = (u32, u64);
 
 struct Processes {
@@ -126,7 +126,7 @@ struct Process {
     last: Time,
 }
 
-/// Seconds of a process, and of its children that have ended.
+/// Processor seconds of a process, and of its children that have ended.
 #[derive(Clone, Copy, Default)]
 struct Time {
     own: f64,
@@ -147,10 +147,11 @@ impl Processes {
         let pids =
             fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         for pid in pids {
-            // It may be gone by now.
+            // It may already be gone.
             let Some((start, time)) = time_of(pid) else { continue };
             let process = self.known.entry((pid, start)).or_default();
-            // Each time: the first process of a container is runc before it is the container's program.
+            // Read each time: the first process of a container is runc before it becomes the container's
+            // program.
             process.kind = kind_of(pid).or(process.kind);
             process.last = time;
         }
@@ -161,7 +162,7 @@ impl Processes {
         for Process { kind, first, last } in self.known.values() {
             let Some(kind) = *kind else { continue };
             *seconds.entry(kind).or_default() += last.own - first.own;
-            // Filters live too briefly to be seen themselves.
+            // Filters are too short-lived to be sampled themselves.
             if kind == "shims" {
                 *seconds.entry(FILTERS).or_default() += last.children - first.children;
             }
@@ -170,13 +171,13 @@ impl Processes {
     }
 }
 
-/// What a process is, if it is worth a row. Filters are not: they are children of shims.
+/// The kind of a process, if it deserves a row. Filters do not, because they are children of shims.
 fn kind_of(pid: u32) -> Option<&'static str> {
     if pid == std::process::id() {
         return Some("this bench");
     }
     let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    // Valkey writes its port behind its name, after a space.
+    // Valkey appends its port to its name, after a space.
     let path = command.split(|byte| matches!(byte, 0 | b' ')).next()?;
     let name = path.rsplit(|byte| *byte == b'/').next()?;
     match std::str::from_utf8(name).ok()? {
@@ -195,15 +196,16 @@ fn kind_of(pid: u32) -> Option<&'static str> {
     }
 }
 
-/// Seconds that a process has used so far.
+/// Processor seconds that a process has used so far.
 pub fn seconds_used(pid: u32) -> f64 {
     time_of(pid).unwrap().1.own
 }
 
-/// When a process started, and its time so far.
+/// The start of a process, and its processor time so far.
 fn time_of(pid: u32) -> Option<(u64, Time)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name, which may hold spaces and parentheses: the state is field 3 of proc(5), user time is 14.
+    // Fields after the name, which may contain spaces and parentheses: the state is field 3 of proc(5), user
+    // time is 14.
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split_whitespace().collect();
     let seconds = |field: usize| fields.get(field - 3).map(|text| seconds_of(text));
     let time = Time { own: seconds(14)? + seconds(15)?, children: seconds(16)? + seconds(17)? };

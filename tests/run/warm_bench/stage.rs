@@ -1,4 +1,4 @@
-//! A laboratory with files, and the ways to process them that are compared.
+//! A laboratory with files, and the ways of processing them to compare.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -17,32 +17,32 @@ use super::processes::{Sampler, Usage};
 use crate::figures::{Writes, api_writes};
 use crate::harness::{Lab, Mode, counts, filter, phase};
 
-/// Pods at once, in both modes, and workers of the bare loop.
+/// Concurrent pods in both modes, and workers of the bare loop.
 pub const PODS: usize = 4;
-/// Where the files are that a pod per file processes. Other pods process these too.
+/// The folder of the files that a pod per file processes. Other pods process these too.
 pub const FEW: &str = "few/";
-/// Requests at a time that store files: enough to keep the S3 server busy.
+/// Concurrent requests that store files: enough to keep the S3 server busy.
 const PUTS_AT_A_TIME: usize = 32;
-/// Files of a folder.
+/// Files per folder.
 const FOLDER_FILES: usize = 1_000;
 /// A hundred thousand files take several minutes.
 const TOO_LONG: Duration = Duration::from_secs(3_600);
-/// How often a run is looked at for its first and its last file, and how often processes are.
+/// How often to check a run for its first and its last file, and to sample processes.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
-/// The cluster is calm when it writes at most so often in this time.
+/// The cluster is calm when it makes at most this many writes in this time.
 const CALM: (f64, Duration) = (3.0, Duration::from_secs(3));
 
-/// Files, and what is done with them.
+/// Files, and the work on each of them.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub what: &'static str,
-    /// Bytes of a file.
+    /// The size of a file in bytes.
     pub bytes: usize,
-    /// Words for the probe, for each filter.
+    /// The probe's arguments, for each filter.
     pub filters: &'static [&'static [&'static str]],
     pub has_sink: bool,
-    /// Files that a pod per file processes, of all.
+    /// The number of files for a pod per file, out of all.
     pub few: usize,
     /// All files.
     pub many: usize,
@@ -53,7 +53,7 @@ pub struct Stage {
     case: Case,
 }
 
-/// A run that has ended.
+/// The measurements of a run that has ended.
 pub struct Processed {
     /// From the first claim to the last settled file.
     pub took: Duration,
@@ -65,7 +65,8 @@ pub struct Processed {
     pub usage: Usage,
 }
 
-/// How a run begins. All times count from the first claim, which is when the operator hands out the first file.
+/// How a run begins. All times count from the first claim, that is, when the operator hands out the first
+/// file.
 #[derive(Default)]
 pub struct StartUp {
     /// When the first file was settled.
@@ -87,7 +88,7 @@ impl StartUp {
         let visit = |claim: &Pending| {
             served.insert(claim.consumer.clone());
         };
-        // A queue that is closed has no claims.
+        // A closed queue has no claims.
         let _ = queue.for_each_pending(Duration::ZERO, visit).await;
         if self.served.len() >= PODS {
             self.all_served = Some((elapsed, settled));
@@ -144,7 +145,8 @@ impl Stage {
         eprintln!("{many} files of {bytes} bytes stored in {:.0?}", began.elapsed());
     }
 
-    /// Waits until nothing is left to be removed or written: that costs as much as what is measured.
+    /// Waits until nothing is being removed or written any more, because that costs as much as the measured
+    /// work.
     pub async fn calm(&self) {
         let writes = || {
             let writes = api_writes(&self.lab);
@@ -159,7 +161,7 @@ impl Stage {
         self.lab.eventually("the cluster is calm", calm).await;
     }
 
-    /// A run over the files of this mode, measured.
+    /// Measures a run over the files of this mode.
     pub async fn run(&self, mode: Mode) -> Processed {
         let (name, files, prefix) = match mode {
             Mode::PodPerFile => ("pod-per-file", self.case.few, FEW),
@@ -232,8 +234,8 @@ impl Stage {
         (0..self.case.filters.len()).map(|number| format!("filter-{number}"))
     }
 
-    /// The same work on all files without queue and Kubernetes; how long it takes. Its results have names of their own, so
-    /// that none is overwritten, which would be less work or more.
+    /// The same work on all files without queue and Kubernetes; returns how long it takes. Its results have
+    /// their own names, so that none is overwritten, which would change the amount of work.
     pub async fn bare_loop(&self, name: &str) -> Duration {
         let paths = self.lab.testbed.paths();
         let programs = programs::build(paths, &["probe"], Profile::own()).unwrap();
@@ -241,7 +243,7 @@ impl Stage {
         let destination =
             Destination { sink: self.sink(), prefix: format!("{name}/"), from, source_prefix: String::new() };
         let bare_loop = BareLoop {
-            // On the disk that pods have.
+            // On the same disk as pods.
             folder: paths.state(),
             program: programs["probe"].clone(),
             source: self.source(),
@@ -272,8 +274,8 @@ impl Stage {
     }
 }
 
-/// Whether a write is of something that happens: nodes and controllers renew leases and statuses whether or not it does, and
-/// a review writes nothing.
+/// Whether a write belongs to the measured work: nodes and controllers renew leases and statuses all the
+/// time, and a review writes nothing.
 pub fn is_of_work(write: &Writes) -> bool {
     !matches!(write.resource.as_str(), "leases" | "nodes") && !write.resource.ends_with("reviews")
 }

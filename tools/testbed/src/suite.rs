@@ -252,7 +252,8 @@ impl Drop for PausedNode {
 
 /// Sends a signal to a program of the cluster, by its name in records and logs.
 fn signal(program: &str, name: &str) -> Result<()> {
-    let running = Running::find(program).ok_or_else(|| Error::Refused(format!("{program} is not running")))?;
+    let running =
+        Running::find(program).ok_or_else(|| Error::Refused(format!("{program} is not running")))?;
     cgroup::signal(name, &[running.pid]);
     Ok(())
 }

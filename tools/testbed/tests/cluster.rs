@@ -358,7 +358,8 @@ async fn a_paused_api_server_is_silent_until_it_is_resumed() {
     let asked = tokio::time::timeout(Duration::from_secs(2), nodes.get("node-1")).await;
     assert!(asked.is_err(), "nothing answers");
     paused.resume();
-    let answers = async || nodes.get("node-1").await.map(Some).doing(|| "read the state of node-1".to_owned());
+    let answers =
+        async || nodes.get("node-1").await.map(Some).doing(|| "read the state of node-1".to_owned());
     testbed.eventually("the API server answers again", PATIENCE, answers).await.unwrap();
 }
 
