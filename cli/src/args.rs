@@ -9,10 +9,12 @@ use ipnet::IpNet;
 #[derive(Debug, Parser)]
 #[command(name = "openfilter", version)]
 pub struct Args {
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Check manifests without a cluster, as the admission webhook would.
@@ -55,6 +57,7 @@ pub struct ValidateArgs {
     pub output: Output,
 }
 
+/// The output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// One line per mistake, for people.

@@ -102,7 +102,8 @@ async fn a_job_that_others_suspend_starts_nothing_until_they_resume_it(mode: Mod
     lab.check_left_nothing(&run).await;
 }
 
-/// A run is executed once: a Job that is deleted in mid-run is created again, and one that is deleted after the end is not.
+/// A run is executed once: a Job that is deleted in mid-run is created again, but not one that is deleted
+/// after the end.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after() {

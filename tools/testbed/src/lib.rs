@@ -1,4 +1,4 @@
-//! A real multi-node Kubernetes on one machine, without Docker and without a registry, for the suites of this project.
+//! A real multi-node Kubernetes on one machine, without Docker and a registry, for this project's suites.
 //!
 //! Suites use [`Testbed`]: it starts a cluster or reuses the one that is up. The modules below it are the
 //! parts of the machine that a cluster consists of. See docs/testbed.md.

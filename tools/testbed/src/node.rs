@@ -174,7 +174,7 @@ impl Node {
         ["containerd", "kubelet"].iter().all(|name| process::Running::find(&self.program(name)).is_some())
     }
 
-    /// Starts a killed node again, as after a reboot: images and volumes are kept, everything in /run is gone.
+    /// Starts a killed node again, as after a reboot: images and volumes are kept, but /run is empty.
     pub async fn restart(&self) -> Result<()> {
         self.kill()?;
         traces::remove_of_containers(&self.paths, &self.name)?;
