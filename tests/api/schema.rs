@@ -58,6 +58,26 @@ fn cel_rules_refuse_a_mistake_and_accept_its_correction() {
     }
 }
 
+/// With the webhook down these are the only words that the user reads: one message, and none about how CEL failed.
+#[test]
+fn a_text_that_is_no_duration_is_reported_once_with_an_example() {
+    let fields = [
+        ("/spec/execution/pendingTimeout", json!("soon")),
+        ("/spec/execution/fileTimeout", json!("soon")),
+        ("/spec/execution/timeout", json!("2 h")),
+        ("/spec/execution/retryBackoff", json!({ "initial": "1" })),
+        ("/spec/execution/retryBackoff", json!({ "max": "" })),
+    ];
+    let runs = fields.map(|(pointer, bad)| with(run(), pointer, bad));
+    let aged = with(warm_pipeline(), "/spec/warm", json!({ "maxPodAge": "a day" }));
+    for object in runs.into_iter().chain([aged]) {
+        let errors = cel_errors(&object, None);
+        let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
+        assert_eq!(messages.len(), 1, "{messages:?}");
+        assert!(messages[0].ends_with("for example 90s, 15m or 1h30m"), "{messages:?}");
+    }
+}
+
 #[test]
 fn what_cel_refuses_the_rules_refuse_too() {
     for CelCase { object, pointer, bad, good } in cel_cases() {

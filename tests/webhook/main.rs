@@ -2,6 +2,7 @@
 //! do it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod alone;
 mod cluster;
 mod defaults;
 mod fuzz;

@@ -13,7 +13,7 @@ use kube::core::gvk::GroupVersionKind;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use testbed::{Doing, Namespace, Testbed};
-use tests::examples::{run, with};
+use tests::examples::{grant, run, with};
 use tests::program::{mortal, program};
 
 pub const HOST: &str = "10.87.0.1";
@@ -113,15 +113,16 @@ impl Cluster {
             ("pipelinepolicy", "pipelinepolicies", true),
             ("referencegrant", "referencegrants", false),
         ];
-        let all = |step: &str, operations: &[&str]| -> Vec<Value> {
+        let all = |step: &str, kinds: &[(&str, &str, bool)], operations: &[&str]| -> Vec<Value> {
             kinds
                 .iter()
                 .map(|(kind, resource, cluster)| webhook(step, kind, resource, operations, *cluster))
                 .collect()
         };
         for (kind, webhooks) in [
-            ("MutatingWebhookConfiguration", all("mutate", &["CREATE", "UPDATE"])),
-            ("ValidatingWebhookConfiguration", all("validate", &["CREATE", "UPDATE", "DELETE"])),
+            // The same kinds as kustomize/base/admission.yaml.
+            ("MutatingWebhookConfiguration", all("mutate", &kinds[..2], &["CREATE", "UPDATE"])),
+            ("ValidatingWebhookConfiguration", all("validate", &kinds, &["CREATE", "UPDATE", "DELETE"])),
         ] {
             let object = json!({
                 "apiVersion": "admissionregistration.k8s.io/v1", "kind": kind,
@@ -137,9 +138,12 @@ impl Cluster {
             Api::namespaced(self.client(), &self.namespace.name).get("openfilter-webhook-tls").await.unwrap();
         let bundle = String::from_utf8(secret.data.unwrap()["ca.crt"].0.clone()).unwrap();
         webhook::tls::bundle::publish(&self.client(), &self.configuration, &bundle).await.unwrap();
-        // The API server has a cache of its own: it may not call anybody yet, or without the bundle.
-        let bad = with(self.run("on-trial"), "/spec/source/include", json!(["[a"]));
-        self.until_refused(&bad, "denied the request").await;
+        // The API server has a cache of its own for each configuration: it may not call the replica yet, or without the bundle. The first
+        // step refuses a glob that is none; grants are judged by the second step only.
+        let glob = with(self.run("on-trial"), "/spec/source/include", json!(["[a"]));
+        self.until_refused(&glob, "pipelineruns.mutate.filter.plainsight.ai\" denied").await;
+        let useless = with(self.placed(grant(), "on-trial"), "/spec/to", json!([{ "kind": "Pipeline" }]));
+        self.until_refused(&useless, "referencegrants.validate.filter.plainsight.ai\" denied").await;
     }
 
     /// Waits until a create of this object is refused with these words.

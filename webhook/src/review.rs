@@ -160,11 +160,19 @@ impl Answer {
     }
 
     /// The review that goes back. `title` names the object in a rejection.
-    pub fn into_review(self, uid: &str, title: &str) -> Value {
+    ///
+    /// A refused change is Forbidden, never Invalid: Flux with `force: true` and `kubectl apply --force` delete an object whose change is
+    /// Invalid and create it again, which would execute a run twice, or leave nothing if the new object is refused as well.
+    pub fn into_review(self, uid: &str, title: &str, operation: Operation) -> Value {
         let Self { reasons, forbidden, warnings, patch } = self;
         let mut response = json!({ "uid": uid, "allowed": reasons.is_empty() });
         if !reasons.is_empty() {
-            let (code, reason) = if forbidden { (403, "Forbidden") } else { (422, "Invalid") };
+            let (code, reason) = match operation {
+                Operation::Create if !forbidden => (422, "Invalid"),
+                Operation::Create | Operation::Update | Operation::Delete | Operation::Connect => {
+                    (403, "Forbidden")
+                }
+            };
             response["status"] =
                 json!({ "code": code, "reason": reason, "message": rejection(title, &reasons, forbidden) });
         }
@@ -286,12 +294,22 @@ mod tests {
     #[test]
     fn a_rejection_names_the_object_and_every_reason_up_to_a_limit() {
         let answer = Answer { reasons: vec!["x".into(); 25], ..Answer::default() };
-        let review = answer.into_review("u", "Pipeline \"a/b\"");
+        let review = answer.into_review("u", "Pipeline \"a/b\"", Operation::Create);
         assert_eq!(review["response"]["uid"], "u");
         assert_eq!(review["response"]["allowed"], false);
         assert_eq!(review["response"]["status"]["code"], 422);
         let message = review["response"]["status"]["message"].as_str().unwrap();
         assert!(message.starts_with("Pipeline \"a/b\" is not valid:\n  x\n  x"), "{message}");
         assert!(message.ends_with("and 5 more"), "{message}");
+    }
+
+    #[test]
+    fn a_refused_change_is_forbidden_so_that_no_engine_creates_the_object_again() {
+        let status = |operation| {
+            Answer::deny("x").into_review("u", "PipelineRun \"a/b\"", operation)["response"]["status"].clone()
+        };
+        assert_eq!(status(Operation::Create)["reason"], "Invalid");
+        assert_eq!(status(Operation::Update)["reason"], "Forbidden");
+        assert_eq!(status(Operation::Update)["code"], 403);
     }
 }

@@ -223,12 +223,12 @@ async fn review(shared: &Shared, step: Step, kind: Kind, body: &[u8]) -> (Respon
     let (uid, title, operation, dry_run) =
         (request.uid.clone(), request.title(), request.operation, request.dry_run);
     let answer = match step {
-        Step::Mutate => shared.admission.mutate(&request).await,
+        Step::Mutate => shared.admission.mutate(request).await,
         Step::Validate => shared.admission.validate(request).await,
     };
     let outcome = outcome(&answer);
     debug!(object = title, %operation, dry_run, step = step.name(), ?outcome, "answered");
-    let review = answer.into_review(&uid, &title);
+    let review = answer.into_review(&uid, &title, operation);
     (([(header::CONTENT_TYPE, "application/json")], review.to_string()).into_response(), outcome)
 }
 

@@ -16,6 +16,37 @@ pub(super) fn namespace_name() -> Rule {
         .message("the name of a namespace has lowercase letters, digits and hyphens, and starts and ends with a letter or digit")
 }
 
+/// Name of a filter, because it is the name of a container too, or of a rule of a policy.
+pub(super) fn label_name() -> Rule {
+    Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("a name has lowercase letters, digits and hyphens, and starts and ends with a letter or digit, for example resize-image")
+}
+
+/// `duration()` fails, in words of its own, on a text that is no duration. So every rule that calls it first asks this, and
+/// [`duration`] alone reports such a text.
+const IS_DURATION: &str = "matches('^([0-9]+([.][0-9]+)?(ms|s|m|h))+$')";
+
+/// A text that is a duration.
+pub(super) fn duration(field: &str) -> Rule {
+    Rule::new(format!("self.{IS_DURATION}"))
+        .message(format!("{field} is a number with ms, s, m or h, for example 90s, 15m or 1h30m").as_str())
+}
+
+/// A duration of at least `least` and at most a year.
+pub(super) fn duration_range(field: &str, least: &str) -> Rule {
+    Rule::new(format!(
+        "!self.{IS_DURATION} || (duration(self) >= duration('{least}') && duration(self) <= duration('8760h'))"
+    ))
+    .message(format!("{field} is between {least} and one year (8760h)").as_str())
+}
+
+/// A duration that is not longer than another one, if both are present. Both are fields of `self`.
+pub(super) fn not_longer(shorter: &str, longer: &str) -> Rule {
+    Rule::new(format!(
+        "!has(self.{shorter}) || !has(self.{longer}) || !self.{shorter}.{IS_DURATION} || !self.{longer}.{IS_DURATION} || duration(self.{shorter}) <= duration(self.{longer})"
+    ))
+}
+
 /// Prefix of keys.
 pub(super) fn key_prefix() -> Rule {
     Rule::new("!self.startsWith('s3://')")

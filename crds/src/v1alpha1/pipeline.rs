@@ -140,8 +140,8 @@ pub enum Order {
 )]
 pub struct Filter {
     /// Unique name, used as the container's name.
-    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
-    #[x_kube(validation = Rule::new("!(self in ['claimer', 'publisher'])")
+    #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = cel::label_name(), validation = Rule::new("!(self in ['claimer', 'publisher'])")
         .message("claimer and publisher are the names of the containers that fetch the file and upload the results; choose another name"))]
     pub name: String,
 

@@ -136,7 +136,7 @@ pub struct RunSource {
     validation = Rule::new("has(self.nonRetryableExitCodes) == has(oldSelf.nonRetryableExitCodes) && (!has(self.nonRetryableExitCodes) || self.nonRetryableExitCodes == oldSelf.nonRetryableExitCodes)")
         .message("nonRetryableExitCodes is immutable: a run happens once; create a new PipelineRun instead")
         .field_path(".nonRetryableExitCodes"),
-    validation = Rule::new("!has(self.fileTimeout) || !has(self.timeout) || duration(self.fileTimeout) <= duration(self.timeout)")
+    validation = cel::not_longer("fileTimeout", "timeout")
         .message("fileTimeout must not be longer than timeout, the limit of the whole run")
         .field_path(".fileTimeout")
 )]
@@ -156,11 +156,11 @@ pub struct Execution {
     /// How long a file may stay claimed by a pod on a lost node before it is given to another pod.
     /// A pod that is alive keeps its file however long it takes.
     #[serde(default = "default::pending_timeout")]
-    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
+    #[schemars(length(max = 32))]
     #[x_kube(validation = Rule::new("self == oldSelf")
         .message("pendingTimeout is immutable: a run happens once; create a new PipelineRun instead"),
-        validation = Rule::new("duration(self) >= duration('10s') && duration(self) <= duration('8760h')")
-        .message("pendingTimeout is between 10s and one year (8760h)"))]
+        validation = cel::duration("pendingTimeout"),
+        validation = cel::duration_range("pendingTimeout", "10s"))]
     pub pending_timeout: String,
 
     /// How long a failed file waits before it is tried again.
@@ -171,17 +171,15 @@ pub struct Execution {
 
     /// Limit for the filters' work on one file, in one attempt; waiting for storage does not count. No limit when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
-    #[x_kube(validation = Rule::new("duration(self) >= duration('1s') && duration(self) <= duration('8760h')")
-        .message("fileTimeout is between 1s and one year (8760h)"))]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = cel::duration("fileTimeout"), validation = cel::duration_range("fileTimeout", "1s"))]
     pub file_timeout: Option<String>,
 
     /// Limit for the whole run, counted from status.startTime; time in which the run waits or is suspended counts too. No limit
     /// when left out. What is not finished then is dead-lettered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
-    #[x_kube(validation = Rule::new("duration(self) >= duration('1s') && duration(self) <= duration('8760h')")
-        .message("timeout is between 1s and one year (8760h)"))]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = cel::duration("timeout"), validation = cel::duration_range("timeout", "1s"))]
     pub timeout: Option<String>,
 
     /// Exit codes by which a filter says "this input is bad": the file is dead-lettered without another attempt.
@@ -217,21 +215,19 @@ impl Default for Execution {
 /// Exponential back-off with jitter, per file.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("duration(self.initial) <= duration(self.max)")
+#[x_kube(validation = cel::not_longer("initial", "max")
     .message("retryBackoff.initial must not be longer than retryBackoff.max"))]
 pub struct RetryBackoff {
     /// Wait after the first failure; it doubles with each further one.
     #[serde(default = "default::backoff_initial")]
-    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
-    #[x_kube(validation = Rule::new("duration(self) <= duration('8760h')")
-        .message("retryBackoff.initial is at most one year (8760h)"))]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = cel::duration("retryBackoff.initial"), validation = cel::duration_range("retryBackoff.initial", "0s"))]
     pub initial: String,
 
     /// The longest wait.
     #[serde(default = "default::backoff_max")]
-    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
-    #[x_kube(validation = Rule::new("duration(self) <= duration('8760h')")
-        .message("retryBackoff.max is at most one year (8760h)"))]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = cel::duration("retryBackoff.max"), validation = cel::duration_range("retryBackoff.max", "0s"))]
     pub max: String,
 }
 
@@ -293,7 +289,7 @@ pub struct PipelineRunStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// The id of this run in Valkey, in labels and in metrics.
+    /// The id of this run in Valkey and in labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<String>,
 

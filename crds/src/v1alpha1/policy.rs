@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use strum::{Display, VariantNames};
 
+use super::cel;
+
 /// Rules and defaults for the Pipelines and PipelineRuns of some namespaces.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
@@ -90,7 +92,8 @@ pub enum PolicyAction {
 )]
 pub struct PolicyRule {
     /// Unique name within the policy; it is part of the rejection.
-    #[schemars(length(min = 1, max = 63), regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
+    #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = cel::label_name())]
     pub name: String,
 
     /// What the user reads when the rule is broken: what is wrong and what to write instead.

@@ -6,6 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::VariantNames;
 
+use super::cel;
+
 /// How many files a pod processes.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, VariantNames)]
 pub enum Mode {
@@ -44,9 +46,8 @@ pub struct WarmOptions {
 
     /// How old a pod gets before it is replaced; it finishes its file first. Written like `90s`, `15m` or `1h30m`.
     #[serde(default = "default::max_pod_age")]
-    #[schemars(length(max = 32), regex(pattern = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"))]
-    #[x_kube(validation = Rule::new("duration(self) >= duration('1m') && duration(self) <= duration('8760h')")
-        .message("maxPodAge is between 1m and one year (8760h)"))]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = cel::duration("maxPodAge"), validation = cel::duration_range("maxPodAge", "1m"))]
     pub max_pod_age: String,
 
     /// How much of its next files a pod fetches while it processes one, for example `256Mi`.

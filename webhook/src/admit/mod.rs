@@ -1,5 +1,5 @@
-//! Decides about a request: what to fill in, whether to admit, what to warn of. Reads the world, and asks for single
-//! objects that no watch has; writes nothing.
+//! Decides about a request: which defaults to add, whether to admit it, and what to warn about. Reads the world, and asks the API server
+//! for single objects that no watch has delivered yet; writes nothing.
 
 mod credentials;
 mod delete;
@@ -63,12 +63,23 @@ impl Admission {
         Self { world, live, settings, evaluator, metrics }
     }
 
-    /// What is filled in.
-    pub async fn mutate(&self, request: &Request) -> Answer {
-        match self.namespace(&request.namespace).await {
-            Ok(namespace) => mutate::mutate(&self.world.policies(), &namespace, request),
-            Err(problem) => Answer::deny(problem),
-        }
+    /// Adds defaults, or refuses an object that is wrong by itself.
+    ///
+    /// The API server asks this before it holds the object against schema and CEL rules, whose words are terser: what is refused here
+    /// is explained in ours, with all mistakes at once. Policies, Secrets and runIds wait for [`Self::validate`], because other
+    /// webhooks may still change the object.
+    pub async fn mutate(&self, mut request: Request) -> Answer {
+        let namespace = match self.namespace(&request.namespace).await {
+            Ok(namespace) => namespace,
+            Err(problem) => return Answer::deny(problem),
+        };
+        // Asked before the defaults are there: what only they change is no reason to judge what was admitted long ago.
+        let judged = validate::changes_spec(&request);
+        let Some(patch) = mutate::fill_in(&self.world.policies(), &namespace, &mut request) else {
+            return Answer::allow();
+        };
+        let answer = if judged { self.judge_alone(request).await } else { Answer::allow() };
+        Answer { patch: Some(patch), ..answer }
     }
 
     /// The namespace of a request. One that the watch has not brought yet is asked for: without its labels the policies

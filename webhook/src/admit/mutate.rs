@@ -1,5 +1,5 @@
-//! Defaults: those of the API, as its schema has them, and those of policies. Deterministic, and doing it twice changes
-//! nothing, so that it never shows up as drift.
+//! Defaults: those of the API, as its schema has them, and those of policies. Deterministic and idempotent, so that they never show up
+//! as drift.
 
 use crds::policy::PolicySet;
 use crds::rules::{self, Kind};
@@ -7,32 +7,39 @@ use crds::v1alpha1::PolicyTarget;
 use serde_json::Value;
 
 use super::validate::is_being_deleted;
-use crate::review::{Answer, Operation, Request};
+use crate::review::{Operation, Request};
 use crate::world::KnownNamespace;
 
-pub(super) fn mutate(policies: &PolicySet, namespace: &KnownNamespace, request: &Request) -> Answer {
+/// Adds the defaults to the object of `request` and returns the patch that does the same; `None` if nothing may be added.
+pub(super) fn fill_in(
+    policies: &PolicySet,
+    namespace: &KnownNamespace,
+    request: &mut Request,
+) -> Option<json_patch::Patch> {
     let Request { kind, operation, object, old_object, .. } = request;
     let changes = matches!(operation, Operation::Create | Operation::Update);
-    // What is on its way out is left alone: a finalizer must be removable whatever else is wrong. Unless what it does
-    // changes.
+    // An object that is being deleted stays as it is, so that its finalizers can always be removed; unless its spec changes.
     let released = *operation == Operation::Update
         && is_being_deleted(object)
         && object.get("spec") == old_object.get("spec");
     if !changes || !object.is_object() || released {
-        return Answer::allow();
+        return None;
     }
-    let object = written(object);
-    let mut defaulted = rules::default(*kind, &object);
+    let written = written(object);
+    let mut defaulted = rules::default(*kind, &written);
     if let Some(target) = target(*kind) {
-        // A stored run is immutable; a Pipeline may gain a field with any change.
-        let stored = (*operation == Operation::Update && *kind == Kind::PipelineRun).then_some(old_object);
+        // The spec of a stored run never changes; a Pipeline may gain a field with any change.
+        let stored = (*operation == Operation::Update && *kind == Kind::PipelineRun).then_some(&*old_object);
         policies.fill_in(target, &namespace.labels, &mut defaulted, stored);
     }
-    let patch = json_patch::diff(&object, &defaulted);
-    Answer { patch: Some(patch), ..Answer::allow() }
+    let patch = json_patch::diff(&written, &defaulted);
+    if let (Value::Object(object), Value::Object(defaulted)) = (object, defaulted) {
+        object.extend(defaulted);
+    }
+    Some(patch)
 }
 
-/// What a default may change; the rest of the object is not ours to speak of.
+/// The parts that defaults may change.
 fn written(object: &Value) -> Value {
     let mut part = serde_json::Map::new();
     for key in ["metadata", "spec"] {

@@ -69,6 +69,35 @@ impl Admission {
         answer
     }
 
+    /// Refuses an object that is wrong by itself, whatever else is stored.
+    pub(super) async fn judge_alone(&self, mut request: Request) -> Answer {
+        let mut answer = Answer::allow();
+        if target(request.kind).is_none() {
+            return answer;
+        }
+        set_namespace(&mut request);
+        let old_run = old_run(&request);
+        let alone = rules::check(&request.object, &self.context(old_run.as_ref()));
+        if alone.is_none_or(|violations| violations.is_empty()) {
+            return answer;
+        }
+        // It is refused in any case, so the user reads at once what its Pipeline and grants say against it too.
+        match self.pipeline_of(&request).await {
+            Ok(referred) => self.rules(&request, &referred, &mut answer).await,
+            Err(problem) => answer.reasons.push(problem),
+        }
+        answer
+    }
+
+    /// What the rules know without other objects.
+    fn context<'a>(&'a self, old_run: Option<&'a PipelineRun>) -> Context<'a> {
+        let endpoints = EndpointPolicy {
+            allowed_networks: &self.settings.allowed_networks,
+            allowed_hosts: &self.settings.allowed_hosts,
+        };
+        Context { endpoints, old_run, ..Context::default() }
+    }
+
     /// The shared rules, as the operator and `openfilter validate` apply them.
     async fn rules(&self, request: &Request, referred: &Referred, answer: &mut Answer) {
         let broken = match request.kind {
@@ -103,26 +132,17 @@ impl Admission {
             Referred::There(_) | Referred::Missing | Referred::Hidden => None,
         };
         let grants = self.grants_for(request, pipeline);
-        let old_run = match (request.kind, request.operation) {
-            (Kind::PipelineRun, Operation::Update) => PipelineRun::deserialize(&request.old_object).ok(),
-            _ => None,
-        };
-        let context = Context {
-            endpoints: EndpointPolicy {
-                allowed_networks: &self.settings.allowed_networks,
-                allowed_hosts: &self.settings.allowed_hosts,
-            },
-            grants: Some(&grants),
-            pipeline: pipeline.map(|pipeline| &pipeline.typed),
-            old_run: old_run.as_ref(),
-        };
+        let old_run = old_run(request);
+        let alone = self.context(old_run.as_ref());
+        let context =
+            Context { grants: Some(&grants), pipeline: pipeline.map(|pipeline| &pipeline.typed), ..alone };
         let refused = rules::check(&request.object, &context)?;
         if !request.dry_run || refused.is_empty() {
             return Some(Broken { refused, ..Broken::default() });
         }
         // An engine dry-runs a whole commit before it applies any of it: the Pipeline with another prefix, or the grant,
         // may be in it.
-        let alone = rules::check(&request.object, &Context { grants: None, pipeline: None, ..context })?;
+        let alone = rules::check(&request.object, &alone)?;
         let (refused, for_now) = refused.into_iter().partition(|violation| alone.contains(violation));
         Some(Broken { refused, for_now })
     }
@@ -250,6 +270,11 @@ impl Admission {
     }
 }
 
+/// Whether a request changes what its object does.
+pub(super) fn changes_spec(request: &Request) -> bool {
+    Change::of(request) == Change::Spec
+}
+
 /// What of an object is new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
@@ -279,6 +304,12 @@ impl Change {
             Self::Labels
         }
     }
+}
+
+/// The run as it is stored, if the request changes one.
+fn old_run(request: &Request) -> Option<PipelineRun> {
+    let changed = request.kind == Kind::PipelineRun && request.operation == Operation::Update;
+    changed.then(|| PipelineRun::deserialize(&request.old_object).ok()).flatten()
 }
 
 fn only_suspended(request: &Request) -> bool {
