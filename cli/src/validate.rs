@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crds::policy::{Policy, PolicySet, Subject, Usage};
-use crds::rules::{self, Context, EndpointPolicy, Kind};
+use crds::rules::{self, Context, EndpointPolicy, Kind, Rule};
 use crds::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, PolicyAction, PolicyTarget};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -171,7 +171,7 @@ fn duplicate_run_id(
     let first = seen.insert(id.as_str().to_owned(), source.title())?;
     let message =
         format!("spec.queue: the runId {:?} belongs to {first} already; choose another", id.as_str());
-    Some(source.finding(Severity::Error, "spec.queue", "run-id-unique".to_owned(), message))
+    Some(source.finding(Severity::Error, "spec.queue", Rule::RunIdUnique.to_string(), message))
 }
 
 /// The other objects of the commit.

@@ -8,7 +8,7 @@ use crds::v1alpha1::{Pipeline, PipelineRun, ReferenceGrant};
 use serde_json::{Value, json};
 use strum::IntoEnumIterator;
 use tests::examples::{allowed_updates, grant, pipeline, policy, run, warm_pipeline, with};
-use tests::rule_cases::{Case, cases};
+use tests::rule_cases::{ABOUT_STORED_OBJECTS, Case, cases};
 
 /// Checks `object` as the webhook would: with a grant for team-a in `shared`, the Pipeline above and, for `Immutable`,
 /// the run as it was.
@@ -45,7 +45,8 @@ fn each_mistake_is_refused_by_its_rule_and_the_mended_object_is_accepted() {
 #[test]
 fn every_rule_has_a_case() {
     let covered: BTreeSet<Rule> = cases().iter().map(|case| case.rule).collect();
-    let missing: Vec<Rule> = Rule::iter().filter(|rule| !covered.contains(rule)).collect();
+    let missing: Vec<Rule> =
+        Rule::iter().filter(|rule| !covered.contains(rule) && !ABOUT_STORED_OBJECTS.contains(rule)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");
 }
 

@@ -31,6 +31,7 @@ async fn a_missing_secret_is_a_warning_on_a_dry_run_and_refused_for_real() {
     let real = client.ask("/validate/pipeline", &question).await;
     assert_eq!(real["allowed"], false);
     assert!(message(&real).contains("create it first"), "{real}");
+    assert!(message(&real).ends_with("[credentials-secret]"), "{real}");
 
     webhook.secret("team-a", "camera-keys", &["accessKeyId"]);
     assert_eq!(client.ask("/validate/pipeline", &dry(question.clone())).await["allowed"], true);
@@ -237,6 +238,7 @@ async fn a_run_id_that_is_taken_is_refused_with_its_owner_and_the_owner_may_come
     let other = with(run(), "/metadata/name", json!("tuesday"));
     let refused = webhook.client().create(&other).await;
     assert!(message(&refused).contains("belongs to PipelineRun \"team-a/monday\""), "{refused}");
+    assert!(message(&refused).ends_with("[run-id-unique]"), "{refused}");
     // Deleted and created again by an engine: the same run.
     assert_eq!(webhook.client().create(&run()).await["allowed"], true);
     // A dry run takes nothing away from anybody.

@@ -3,6 +3,9 @@
 use k8s_openapi::api::core::v1::Secret;
 use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
 
+use super::rule::Rule;
+use super::violation::Violation;
+
 /// The keys of a bucket, as its Secret holds them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct BucketKeys<'a> {
@@ -43,14 +46,28 @@ impl<'a> BucketKeys<'a> {
 impl SecretProblem {
     /// What is wrong with the Secret of this name, and what to do.
     pub fn of(&self, namespace: &str, name: &str) -> String {
+        let (message, fix) = self.words(namespace, name);
+        format!("{message}; {fix}")
+    }
+
+    /// The same as a violation of the field that names the Secret.
+    pub fn violation(&self, field: String, namespace: &str, name: &str) -> Violation {
+        let (message, fix) = self.words(namespace, name);
+        Violation { field, rule: Rule::CredentialsSecret, message, fix }
+    }
+
+    fn words(&self, namespace: &str, name: &str) -> (String, String) {
         let title = format!("Secret \"{namespace}/{name}\"");
         match self {
-            Self::Missing => format!(
-                "{title} does not exist; create it first, with the keys {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}, or leave credentialsSecret out to use the identity of the worker's service account"
+            Self::Missing => (
+                format!("{title} does not exist"),
+                format!(
+                    "create it first, with the keys {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}, or leave credentialsSecret out to use the identity of the worker's service account"
+                ),
             ),
-            Self::Lacks(keys) => format!(
-                "{title} has no {}, or it is empty; a bucket's Secret has the keys {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}",
-                keys.join(" and ")
+            Self::Lacks(keys) => (
+                format!("{title} has no {}, or it is empty", keys.join(" and ")),
+                format!("a bucket's Secret has the keys {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}"),
             ),
         }
     }

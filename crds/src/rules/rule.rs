@@ -35,6 +35,8 @@ pub enum Rule {
     EndpointCredentials,
     /// An endpoint is not a loopback, link-local or metadata address, unless an administrator allows it.
     EndpointAddress,
+    /// The Secret of a bucket exists and has both keys.
+    CredentialsSecret,
     /// A prefix is at most 1,024 bytes long and not a URL.
     Prefix,
     /// Entries of include and exclude are globs, relative to the prefix.
@@ -97,6 +99,8 @@ pub enum Rule {
     QueueKeysRunId,
     /// A runId is 1 to 128 letters, digits, dots, underscores and hyphens, starting and ending with a letter or digit.
     RunId,
+    /// A runId belongs to a single run.
+    RunIdUnique,
     /// Of a run's spec only `execution.parallelism`, `execution.maxFailedFiles` and `suspend` change.
     Immutable,
 

@@ -105,7 +105,7 @@ pub(super) fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings)
                 "write it with a unit, for example \"5G\"",
             );
         } else if !value.is_i64() && !value.is_string() {
-            wrong_type(at, "a whole number or a text", value, out);
+            wrong_type(at, "a whole number or text", value, out);
         } else if let Value::String(text) = value {
             check_text(at, schema, text, out);
         }
@@ -172,7 +172,11 @@ fn check_text(at: &Path, schema: &Value, text: &str, out: &mut Findings) {
     let allowed: Vec<&str> =
         schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if !allowed.is_empty() && !allowed.contains(&text) {
-        let message = format!("{} is not one of {}", quote(text), allowed.join(", "));
+        let message = match suggest::nearest(text, allowed.iter().copied()) {
+            Some(_) => format!("{} is not one of {}", quote(text), allowed.join(", ")),
+            // The fix lists them.
+            None => format!("{} is not a value of this field", quote(text)),
+        };
         out.add(at, Rule::UnknownValue, message, suggest::fix(text, &allowed));
         return;
     }
@@ -196,9 +200,18 @@ fn check_bounds(
             (Some(min), None) => format!("at least {min}"),
             (None, max) => format!("at most {}", max.unwrap_or_default()),
         };
-        let (verb, unit) = if unit.is_empty() { ("is", String::new()) } else { ("has", format!(" {unit}")) };
-        let message = format!("it {verb} {actual}{unit}, but {range} can be used");
-        let fix = format!("write {range}{unit}");
+        let small = min.is_some_and(|min| actual < min);
+        let message = match (unit, small) {
+            ("", true) => format!("{actual} is too small"),
+            ("", false) => format!("{actual} is too large"),
+            (unit, true) => format!("it has {actual} {unit}, which is too few"),
+            (unit, false) => format!("it has {actual} {unit}, which is too many"),
+        };
+        let fix = match (unit, min, max) {
+            ("", Some(_), Some(_)) => format!("write a number from {range}"),
+            ("", _, _) => format!("write {range}"),
+            (unit, _, _) => format!("write {range} {unit}"),
+        };
         out.add(at, rule, message, fix);
     }
 }
@@ -207,7 +220,7 @@ fn wrong_type(at: &Path, expected: &str, value: &Value, out: &mut Findings) {
     let named = |name: &str| match name {
         "object" => "a mapping".to_owned(),
         "array" => "a list".to_owned(),
-        "string" => "a text".to_owned(),
+        "string" => "text".to_owned(),
         "integer" => "a whole number".to_owned(),
         "number" => "a number".to_owned(),
         "boolean" => "true or false".to_owned(),
@@ -215,9 +228,9 @@ fn wrong_type(at: &Path, expected: &str, value: &Value, out: &mut Findings) {
     };
     let actual = match value {
         Value::Null => "empty".to_owned(),
-        Value::Bool(value) => format!("{value}, which is true or false"),
-        Value::Number(number) => format!("{number}, which is a number"),
-        Value::String(text) => format!("{}, which is a text", quote(text)),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => format!("the text {}", quote(text)),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "a mapping".to_owned(),
     };

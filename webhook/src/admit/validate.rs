@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crds::policy::{Finding, Policy};
-use crds::rules::{self, Context, EndpointPolicy, Kind, Violation};
+use crds::rules::{self, Context, EndpointPolicy, Kind, Rule, Violation};
 use crds::v1alpha1::{PipelineReference, PipelineRun, PolicyAction, PolicyTarget, ReferenceGrant};
 use serde::Deserialize;
 use serde_json::Value;
@@ -112,10 +112,7 @@ impl Admission {
         };
         match broken {
             Ok(Some(Broken { refused, for_now })) => {
-                for violation in refused {
-                    self.metrics.rule_broken(&violation.rule.to_string());
-                    answer.reasons.push(violation.to_string());
-                }
+                refused.into_iter().for_each(|violation| self.refuse(violation, answer));
                 answer.warnings.extend(for_now.iter().map(ToString::to_string));
             }
             Ok(None) => answer
@@ -123,6 +120,11 @@ impl Admission {
                 .push(format!("the object is not a {} of filter.plainsight.ai/v1alpha1", request.kind)),
             Err(late) => answer.reasons.push(late.to_string()),
         }
+    }
+
+    fn refuse(&self, violation: Violation, answer: &mut Answer) {
+        self.metrics.rule_broken(&violation.rule.to_string());
+        answer.reasons.push(violation.to_string());
     }
 
     fn check(&self, request: &Request, referred: &Referred) -> Option<Broken> {
@@ -172,7 +174,13 @@ impl Admission {
         match request.kind {
             // Without a grant, which is a warning on a dry run, nobody learns whether a Secret is there.
             Kind::Pipeline if answer.warnings.is_empty() => {
-                credentials::check(&*self.live, request, answer).await;
+                for violation in credentials::check(&*self.live, request, answer).await {
+                    if request.dry_run {
+                        answer.warnings.push(violation.to_string());
+                    } else {
+                        self.refuse(violation, answer);
+                    }
+                }
             }
             Kind::PipelineRun => self.run(request, referred, answer),
             Kind::ReferenceGrant => {
@@ -204,10 +212,13 @@ impl Admission {
         let Ok(id) = run.spec.run_id(namespace, name) else { return };
         if let Some((namespace, name)) = self.world.taken(&id, &asker, (!dry_run).then_some(&run)) {
             let field = if run.spec.queue.is_some() { "spec.queue" } else { "metadata.name" };
-            answer.reasons.push(format!(
-                "{field}: the runId {:?} belongs to PipelineRun \"{namespace}/{name}\"; choose another, or leave spec.queue out and one is derived from namespace and name",
-                id.as_str()
-            ));
+            let message =
+                format!("the runId {:?} belongs to PipelineRun \"{namespace}/{name}\"", id.as_str());
+            let fix = "choose another, or leave spec.queue out and one is derived from namespace and name";
+            self.refuse(
+                Violation { field: field.into(), rule: Rule::RunIdUnique, message, fix: fix.into() },
+                answer,
+            );
         }
     }
 
