@@ -1,4 +1,4 @@
-//! The CustomResourceDefinitions, as they are installed and as `crds/*.yaml` holds them.
+//! The CustomResourceDefinitions, as they are installed and as `crds/*.yaml` contains them.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -7,7 +7,7 @@ use kube::CustomResourceExt;
 
 use crate::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, ReferenceGrant};
 
-/// All definitions of this API, in the order in which people read them.
+/// All definitions of this API, in reading order.
 pub fn all() -> Vec<CustomResourceDefinition> {
     vec![
         definition::<Pipeline>(),
@@ -28,10 +28,10 @@ pub fn definition<K: CustomResourceExt>() -> CustomResourceDefinition {
     crd
 }
 
-/// What the derived schemas have that an API server should not see.
+/// Removes the parts of a derived schema that an API server should not see.
 fn tidy(schema: &mut JSONSchemaProps) {
     drop_nullable(schema);
-    // Lines of a doc comment end where the source file is full; `kubectl explain` breaks them itself.
+    // Lines of a doc comment end at the width of the source file; `kubectl explain` wraps them itself.
     if let Some(description) = schema.description.as_mut() {
         *description = description.replace("\n\n", "\u{0}").replace('\n', " ").replace('\u{0}', "\n\n");
     }
@@ -48,8 +48,8 @@ fn tidy(schema: &mut JSONSchemaProps) {
     }
 }
 
-/// `Option` fields are generated as nullable, and then a stored `null` would satisfy `has()` in CEL rules. Without the
-/// flag the API server drops nulls on arrival, so that null and absent are the same.
+/// `Option` fields are generated as nullable, and then a stored `null` would satisfy `has()` in CEL rules.
+/// Without the flag, the API server drops nulls on arrival, so that null and absent are the same.
 fn drop_nullable(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     if let Some(values) = schema.enum_.as_mut() {

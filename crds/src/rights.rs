@@ -1,47 +1,49 @@
-//! What a program or a person may do in Kubernetes, as data. Each program has its own table beside the code that needs the
-//! rights; `make gen` writes the RBAC manifests and docs/rbac.md from all of them, so that no right is granted that no
-//! line of a table explains.
+//! The Kubernetes permissions of programs and people, as data. Each program has its own table beside the code
+//! that needs the rights; `make gen` writes the RBAC manifests and docs/rbac.md from all tables, so that a
+//! table explains every right that is granted.
 
-/// Where the rights of a role hold.
+/// Where the rights of a role apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In the whole cluster, and for objects that are in no namespace.
+    /// In the whole cluster, and for objects without a namespace.
     Cluster,
-    /// In the namespaces of users: all of them, or only those that an administrator names (the namespaced mode).
+    /// In the namespaces of users: in all of them, or only in those that an administrator names (the
+    /// namespaced mode).
     Tenants,
-    /// In the namespace of the program itself.
+    /// In the program's own namespace.
     Own,
-    /// Wherever an administrator binds `view`, `edit` or `admin` of Kubernetes, to which this is added.
+    /// Wherever an administrator binds the Kubernetes role `view`, `edit` or `admin`, to which the rights are
+    /// added.
     AddedTo(&'static str),
 }
 
-/// Rights that are given together.
+/// Rights that are granted together.
 #[derive(Clone, Copy, Debug)]
 pub struct Role {
-    /// Name of the Role or ClusterRole and of its binding.
+    /// The name of the Role or ClusterRole, and of its binding.
     pub name: &'static str,
-    /// Where it holds.
+    /// Where the role applies.
     pub place: Place,
-    /// The service account that it is given to; empty for roles of people.
+    /// The service account that gets the role; empty for roles of people.
     pub account: &'static str,
-    /// What it is for.
+    /// The purpose of the role.
     pub why: &'static str,
-    /// What it consists of.
+    /// The rights in the role.
     pub rights: &'static [Right],
 }
 
-/// What may be done with a resource.
+/// The permitted actions on a resource.
 #[derive(Clone, Copy, Debug)]
 pub struct Right {
-    /// API group; empty for the core.
+    /// The API group; empty for the core group.
     pub group: &'static str,
-    /// Resource, with its subresource.
+    /// The resource, with its subresource.
     pub resource: &'static str,
-    /// Only objects of these names; all when empty.
+    /// Limits the right to objects with these names; empty for all.
     pub names: &'static [&'static str],
-    /// What may be done.
+    /// The permitted verbs.
     pub verbs: &'static [&'static str],
-    /// What breaks without it.
+    /// The purpose of the right.
     pub why: &'static str,
 }
 
@@ -56,7 +58,7 @@ impl Right {
         Self { group, resource, names: &[], verbs, why }
     }
 
-    /// The same, but only for objects of these names.
+    /// Limits the right to objects with these names.
     pub const fn named(self, names: &'static [&'static str]) -> Self {
         Self { names, ..self }
     }

@@ -1,4 +1,4 @@
-//! The API: what the rules say, what the CRDs' schemas say, and what a real API server says.
+//! The API: the answers of the rules, of the CRDs' schemas, and of a real API server.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod rules;

@@ -1,4 +1,4 @@
-//! Every rule: one change that breaks it, the change that mends it, and the words the user reads.
+//! Every rule: one change that breaks it, the change that fixes it, and the message to the user.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,8 +10,8 @@ use strum::IntoEnumIterator;
 use tests::examples::{allowed_updates, grant, pipeline, policy, run, warm_pipeline, with};
 use tests::rule_cases::{ABOUT_STORED_OBJECTS, Case, cases};
 
-/// Checks `object` as the webhook would: with a grant for team-a in `shared`, the Pipeline above and, for `Immutable`,
-/// the run as it was.
+/// Checks `object` as the webhook would: with a grant for team-a in `shared`, the Pipeline above and, for
+/// `Immutable`, the original run.
 fn violations(object: &Value, rule: Rule) -> Vec<Violation> {
     let grants: Vec<ReferenceGrant> = vec![serde_json::from_value(grant()).unwrap()];
     let pipeline: Pipeline = serde_json::from_value(pipeline()).unwrap();

@@ -1,4 +1,5 @@
-//! The CRDs as an API server sees them: what the schema and its CEL rules refuse, what they default, and their shape.
+//! The CRDs as an API server sees them: what the schema and its CEL rules refuse, their defaults, and their
+//! shape.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -13,7 +14,7 @@ use tests::examples::{
     CelCase, allowed_updates, cel_cases, pipeline, refused_updates, run, warm_pipeline, with,
 };
 
-/// By kind. Made once, because that takes longer than judging by them.
+/// Schemas by kind. Created once, because that takes longer than judging by them.
 static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
     let of = |crd: CustomResourceDefinition| {
         let schema = &crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema;
@@ -155,7 +156,7 @@ fn warm_pods_have_limits_also_where_a_pipeline_names_none() {
     assert_eq!(none, limits(with(warm_pipeline(), "/spec/warm", defaults)));
 }
 
-/// What is stored, and every snapshot that a run has taken of it, was written without a mode.
+/// Stored Pipelines, and every snapshot that a run has taken of one, were written without a mode.
 #[test]
 fn a_pipeline_that_is_older_than_warm_mode_reads_and_stays_as_it_was() {
     let mut older = default(Kind::Pipeline, &pipeline());
@@ -169,13 +170,13 @@ fn a_pipeline_that_is_older_than_warm_mode_reads_and_stays_as_it_was() {
     assert_eq!(written["filters"], older["spec"]["filters"], "a default in a list would be drift");
     assert!(written.get("warm").is_none());
 
-    // Its filters may keep names that only Warm pods reserve, and everything else of it can be changed.
+    // Its filters may keep names that only Warm pods reserve, and everything else in it can be changed.
     let edited = with(older.clone(), "/spec/filters/0/image", json!("ghcr.io/acme/resize:1.5"));
     assert_eq!(check(&edited, &Context::default()).unwrap(), []);
     assert!(cel_errors(&edited, Some(&older)).is_empty());
 }
 
-/// Writing the command is all that is missing, so one violation says so.
+/// Only the command is missing, so a single violation reports it.
 #[test]
 fn a_missing_command_is_reported_once_per_filter_and_names_it() {
     let bare = with(
@@ -192,8 +193,8 @@ fn a_missing_command_is_reported_once_per_filter_and_names_it() {
     );
 }
 
-/// What the API server demands of a structural schema, and what its CEL cost estimate needs: a bound on every list and
-/// text that a rule walks over.
+/// The API server's demands on a structural schema, and those of its CEL cost estimate: a bound on every list
+/// and text that a rule walks over.
 #[test]
 fn schemas_are_structural_and_bounded_where_rules_look() {
     fn visit(path: &str, schema: &Value) {
@@ -225,7 +226,7 @@ fn schemas_are_structural_and_bounded_where_rules_look() {
     }
 }
 
-/// Name and path of each; a plus is what only `-o wide` shows.
+/// The name and path of each column; a plus marks columns that only `-o wide` shows.
 type Columns = &'static [(&'static str, &'static str)];
 
 #[test]

@@ -1,4 +1,5 @@
-//! The CRDs on a real API server: it accepts them, CEL cost included, and its rules judge as ours do.
+//! The CRDs on a real API server: it accepts them, including the cost of their CEL rules, and its rules judge
+//! as ours do.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ fn api(client: Client, namespace: &str, object: &Value) -> Api<DynamicObject> {
     }
 }
 
-/// The object in this namespace, under a name of its own.
+/// The object in this namespace and with this name.
 fn placed(object: Value, namespace: &str, name: &str) -> Value {
     with(with(object, "/metadata/namespace", json!(namespace)), "/metadata/name", json!(name))
 }

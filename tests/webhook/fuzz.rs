@@ -1,5 +1,6 @@
-//! Mutated reviews: whatever comes, the answer is an answer. `REVIEWS` says how many (4,000 by default). Each run of the test has
-//! other mutations and prints the seed that they come from; `SEED` repeats those of an earlier one.
+//! Mutated reviews: whatever the webhook receives, it answers. `REVIEWS` sets their number (4,000 by
+//! default). Each run of the test uses different mutations and prints their seed; `SEED` repeats those of an
+//! earlier run.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -12,10 +13,10 @@ use tests::examples::{grant, pipeline, policy, run};
 
 use crate::harness::{Client, Webhook, over, path, review};
 
-/// Reviews at once: a server with two processors is busy, and requests meet.
+/// Concurrent connections: enough to keep a server with two processors busy, and to make requests meet.
 const CONNECTIONS: usize = 8;
 
-/// What people, tools and attackers put where it does not belong.
+/// A value that people, tools and attackers put where it does not belong.
 fn odd(rng: &mut TestRng) -> Value {
     match rng.next_u32() % 16 {
         0 => json!(null),
@@ -37,7 +38,7 @@ fn odd(rng: &mut TestRng) -> Value {
     }
 }
 
-/// Changes one place, or several, anywhere in the value.
+/// Changes one or several places in the value.
 fn mutate(value: &mut Value, rng: &mut TestRng, depth: u32) {
     let here = rng.next_u32().is_multiple_of(depth + 2);
     match value {
@@ -62,26 +63,26 @@ fn mutate(value: &mut Value, rng: &mut TestRng, depth: u32) {
     }
 }
 
-/// How many reviews were judged, and how many were refused because they are none.
+/// How many reviews were judged, and how many were refused as malformed.
 #[derive(Default)]
 struct Answers {
     judged: usize,
     refused: usize,
 }
 
-/// Where the mutations come from.
+/// The origin of the mutations.
 #[derive(Clone, Copy)]
 struct Seed(u64);
 
 impl Seed {
-    /// The one that is asked for, or another each time.
+    /// The requested seed, or a new one each time.
     fn given_or_new() -> Self {
         let given = std::env::var("SEED").map(|seed| seed.parse().expect("SEED is a number"));
-        // The keys of a hash are random, and so is the hash of nothing.
+        // The keys of a hasher are random, and so is its hash of nothing.
         Self(given.unwrap_or_else(|_| RandomState::new().build_hasher().finish()))
     }
 
-    /// Each connection has mutations of its own.
+    /// Gives each connection its own mutations.
     fn rng_of(self, connection: usize) -> TestRng {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&self.0.to_le_bytes());
@@ -90,7 +91,7 @@ impl Seed {
     }
 }
 
-/// Sends so many mutated reviews, one after the other.
+/// Sends this many mutated reviews, one after the other.
 async fn ask(client: Client, mut rng: TestRng, reviews: usize, shows_progress: bool) -> Answers {
     let mut connection = client.http2().await;
     let objects = [pipeline(), run(), policy(), grant()];
@@ -101,7 +102,7 @@ async fn ask(client: Client, mut rng: TestRng, reviews: usize, shows_progress: b
         let step = ["mutate", "validate"][rng.next_u32() as usize % 2];
         let mut question = review(operation, object);
         for _ in 0..=rng.next_u32() % 3 {
-            // Mostly the object: a review that is none is refused before anybody looks at it.
+            // Mostly mutates the object: a malformed review is refused before its object is read.
             let held = if operation == "DELETE" { "/request/oldObject" } else { "/request/object" };
             let part = [held, held, "/request/oldObject", ""][rng.next_u32() as usize % 4];
             if let Some(part) = question.pointer_mut(part) {
@@ -109,7 +110,7 @@ async fn ask(client: Client, mut rng: TestRng, reviews: usize, shows_progress: b
             }
         }
         let mut body = serde_json::to_vec(&question).unwrap();
-        // A few are broken as bytes.
+        // Breaks some of them as bytes.
         if rng.next_u32().is_multiple_of(20) && !body.is_empty() {
             let at = rng.next_u32() as usize % body.len();
             body[at] ^= 1 << (rng.next_u32() % 8);
@@ -140,13 +141,13 @@ async fn ask(client: Client, mut rng: TestRng, reviews: usize, shows_progress: b
 
 #[test]
 fn mutated_reviews_are_answered_and_never_bring_it_down() {
-    // A panic in a policy becomes an answer; it is a mistake all the same. The hook is the whole process', so the threads
-    // have a name: a panic of another test is not the webhook's.
+    // A panic in a policy becomes an answer, but is a bug all the same. The hook applies to the whole
+    // process, so the threads have a name: a panic in another test is not the webhook's.
     const THREADS: &str = "fuzzed-webhook";
     let panics = Arc::new(AtomicUsize::new(0));
     let (count, report) = (Arc::clone(&panics), std::panic::take_hook());
     std::panic::set_hook(Box::new(move |panic| {
-        // Expressions are parsed on a thread without a name; those of tests have one.
+        // Expressions are parsed on a thread without a name; threads of tests have one.
         if std::thread::current().name().is_none_or(|name| name == THREADS) {
             count.fetch_add(1, Ordering::Relaxed);
         }

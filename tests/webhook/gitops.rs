@@ -1,4 +1,4 @@
-//! Objects of one commit arrive together: dry-run first, in any order, applied again and again.
+//! Objects of one commit arrive together: dry-run first, in any order, and applied repeatedly.
 
 use futures::future::join_all;
 use serde_json::{Value, json};
@@ -75,7 +75,7 @@ async fn a_run_before_its_pipeline_is_admitted_with_a_warning() {
     assert!(warnings(&early).contains("the run waits for it"), "{early}");
     webhook.pipeline(&pipeline());
     assert_eq!(warnings(&webhook.client().create(&run()).await), "");
-    // Once it is there, it is looked at.
+    // Once the Pipeline exists, the run is checked against it.
     let outside = with(run(), "/spec/source/prefix", json!("2025/"));
     assert!(message(&webhook.client().create(&outside).await).contains("[run-prefix]"));
 }
@@ -103,7 +103,8 @@ async fn the_spec_of_a_pipeline_that_is_being_deleted_is_judged_when_it_changes(
     assert!(message(&ask(&endpoint).await).contains("[endpoint"), "{}", ask(&endpoint).await);
 }
 
-/// A commit that changes the prefix of a Pipeline and adds a run below the new one is dry-run while the old one is stored.
+/// A commit changes the prefix of a Pipeline and adds a run below the new prefix; on its dry run, the old
+/// prefix is still stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_only_stored_objects_speak_against_is_a_warning_on_a_dry_run_and_refused_for_real() {
     let webhook = Webhook::start();
@@ -124,7 +125,7 @@ async fn what_only_stored_objects_speak_against_is_a_warning_on_a_dry_run_and_re
         assert!(warnings(&trial).contains(words), "{trial}");
         let real = client.ask(&path("validate", &object), &question).await;
         assert!(message(&real).contains(words), "{real}");
-        // What it gets wrong by itself is refused at once.
+        // The object's own mistakes are refused at once.
         let wrong = with(object, "/spec/paralelism", json!(5));
         let trial = client.ask(&path("validate", &wrong), &dry(review("CREATE", &wrong))).await;
         assert!(message(&trial).contains("[unknown-field]") && !message(&trial).contains(words), "{trial}");
@@ -132,7 +133,8 @@ async fn what_only_stored_objects_speak_against_is_a_warning_on_a_dry_run_and_re
     }
 }
 
-/// A policy that wants the Pipeline first is broken by every commit with both, as long as nothing of it is applied.
+/// Every commit with both objects breaks a policy that wants the Pipeline first, as long as nothing of it is
+/// applied.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rule_over_the_pipeline_warns_on_a_dry_run_and_any_other_rule_denies() {
     let webhook = Webhook::start();
@@ -154,7 +156,7 @@ async fn a_rule_over_the_pipeline_warns_on_a_dry_run_and_any_other_rule_denies()
     assert!(message(&trial).contains("too many pods") && !message(&trial).contains("first"), "{trial}");
 }
 
-/// Neither the prefix of the Pipeline nor its Secret, and not even whether there is one.
+/// Not the Pipeline's prefix, not its Secret, and not even whether they exist.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_grant_nothing_is_told_of_what_another_namespace_has() {
     let webhook = Webhook::start();
@@ -183,7 +185,7 @@ async fn without_a_grant_nothing_is_told_of_what_another_namespace_has() {
     assert!(message(&ask(&foreign).await.0).contains("[run-prefix]"));
 }
 
-/// A run uses its Pipeline as it was when it started.
+/// A run uses its Pipeline as it was when the run started.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_that_is_there_is_not_held_against_a_pipeline_that_has_changed() {
     let webhook = Webhook::start();
@@ -195,7 +197,7 @@ async fn a_run_that_is_there_is_not_held_against_a_pipeline_that_has_changed() {
     assert_eq!(client.create(&more).await["allowed"], false);
 }
 
-/// The keys are copied into the run's namespace, which their owners permit.
+/// The keys are copied into the run's namespace, and their owners must permit that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_whose_pipeline_has_its_keys_from_elsewhere_needs_a_grant_for_them() {
     let webhook = Webhook::start();
@@ -204,7 +206,7 @@ async fn a_run_whose_pipeline_has_its_keys_from_elsewhere_needs_a_grant_for_them
     assert!(message(&refused).contains("use Secret \"camera-keys\""), "{refused}");
     webhook.grant(&grant());
     assert_eq!(webhook.client().create(&run()).await["allowed"], true);
-    // The Pipeline's own namespace, if it is not the run's.
+    // The same for the Pipeline's own namespace, if the run is in another.
     let webhook = Webhook::start();
     webhook.pipeline(&with(pipeline(), "/metadata/namespace", json!("shared")));
     let foreign = with(run(), "/spec/pipelineRef/namespace", json!("shared"));
@@ -239,9 +241,9 @@ async fn a_run_id_that_is_taken_is_refused_with_its_owner_and_the_owner_may_come
     let refused = webhook.client().create(&other).await;
     assert!(message(&refused).contains("belongs to PipelineRun \"team-a/monday\""), "{refused}");
     assert!(message(&refused).ends_with("[run-id-unique]"), "{refused}");
-    // Deleted and created again by an engine: the same run.
+    // An engine deleted the run and created it again: it is the same run.
     assert_eq!(webhook.client().create(&run()).await["allowed"], true);
-    // A dry run takes nothing away from anybody.
+    // A dry run reserves nothing.
     let fresh = with(run(), "/spec/queue", json!({ "stream": "pr:new:work", "group": "cg:new" }));
     let tried = webhook.client().ask("/validate/pipelinerun", &dry(review("CREATE", &fresh))).await;
     assert_eq!(tried["allowed"], true);
@@ -262,7 +264,7 @@ async fn what_was_admitted_stays_changeable_where_nothing_is_judged() {
         async |new: &Value| client.ask(&path("validate", new), &update(&run(), new)).await["allowed"].clone();
     assert_eq!(ask(&with(run(), "/metadata/finalizers", json!(["a/b"]))).await, true);
     assert_eq!(ask(&with(run(), "/spec/suspend", json!(true))).await, true);
-    // kubectl notes what it has applied.
+    // kubectl records what it has applied.
     let note = json!({ "kubectl.kubernetes.io/last-applied-configuration": "{}" });
     let paused = with(run(), "/spec/suspend", json!(true));
     assert_eq!(ask(&with(paused, "/metadata/annotations", note)).await, true);
@@ -294,14 +296,14 @@ async fn deleting_what_is_in_use_warns_and_is_never_refused() {
     webhook.grant(&grant());
     assert!(delete(&pipeline()).await.contains("1 runs of this Pipeline are not finished (team-a/monday)"));
     assert!(delete(&run()).await.contains("not finished"));
-    // All at once: the request names none of them.
+    // Deletes all runs at once: the request names none of them.
     let mut with_others = review("DELETE", &run());
     with_others["request"]["name"] = json!("");
     assert!(warnings(&client.ask("/validate/pipelinerun", &with_others).await).contains("not finished"));
     assert!(
         delete(&grant()).await.contains("1 runs that are not finished lose their Pipeline (team-a/borrowed)")
     );
-    // The keys of that Pipeline are copied for the run, for which the grant is needed too.
+    // The keys of that Pipeline are copied for the run, which also needs the grant.
     webhook.pipeline(&with(pipeline(), "/metadata/namespace", json!("shared")));
     let warned = delete(&grant()).await;
     assert!(
@@ -309,7 +311,7 @@ async fn deleting_what_is_in_use_warns_and_is_never_refused() {
         "{warned}"
     );
     assert!(!warned.contains("Pipelines lose"), "a Pipeline needs no grant for its own namespace: {warned}");
-    // Taking away an entry of a grant is the same, and adding one is not.
+    // Removing an entry of a grant warns too, and adding one does not.
     let less =
         with(grant(), "/spec/to", json!([{ "kind": "Pipeline", "name": "other" }, { "kind": "Secret" }]));
     let answer = client.ask("/validate/referencegrant", &update(&grant(), &less)).await;

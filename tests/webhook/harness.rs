@@ -1,4 +1,4 @@
-//! A webhook on loopback with a world that tests fill by hand, and a client that trusts its certificate.
+//! A webhook on loopback whose world tests fill directly, and a client that trusts its certificate.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -39,10 +39,10 @@ use webhook::tls::Certificates;
 use webhook::tls::issue::Material;
 use webhook::world::{KnownNamespace, KnownPipeline, World};
 
-/// Answers to lookups: what is there, or the weather.
+/// Answers to lookups: the object, or a transient error.
 type Answers<K, V> = Mutex<HashMap<K, Result<V, String>>>;
 
-/// What a test put there for the webhook to ask for.
+/// Objects that a test provides for the webhook's lookups.
 #[derive(Default)]
 pub struct Known {
     pub secrets: Answers<(String, String), Vec<&'static str>>,
@@ -50,11 +50,11 @@ pub struct Known {
     pub namespaces: Answers<String, BTreeMap<String, String>>,
     /// Pipelines that no watch has brought.
     pub pipelines: Answers<(String, String), Value>,
-    /// Where requests are that ask for a namespace.
+    /// Where requests wait that look up a namespace.
     pub gate: Gate,
 }
 
-/// Lets requests pass, or holds them on their way until it is opened again.
+/// Lets requests pass, or holds them until it is opened again.
 pub struct Gate {
     open: watch::Sender<bool>,
     inside: AtomicUsize,
@@ -76,20 +76,20 @@ impl Gate {
         self.open.send_replace(true);
     }
 
-    /// Waits until so many are held.
+    /// Waits until this many requests are held.
     pub async fn holds(&self, number: usize) {
         let held = || async { self.inside.load(Ordering::SeqCst) == number };
         tests::eventually(&format!("{number} requests are held"), held).await;
     }
 
-    /// The most that were ever there at once.
+    /// The most requests that were ever inside at once.
     pub fn most(&self) -> usize {
         self.most.load(Ordering::SeqCst)
     }
 
     async fn pass(&self) {
         self.most.fetch_max(self.inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-        // It is not closed for good: the sender lives as long as this.
+        // It always opens again, because the sender lives as long as the gate.
         let _ = self.open.subscribe().wait_for(|open| *open).await;
         self.inside.fetch_sub(1, Ordering::SeqCst);
     }
@@ -123,7 +123,7 @@ impl Live for Known {
     }
 }
 
-/// A webhook that runs.
+/// A running webhook.
 pub struct Webhook {
     pub address: SocketAddr,
     pub world: Arc<World>,
@@ -162,7 +162,7 @@ impl Webhook {
         Self { address: server.address, world, live, metrics, certificates, health, material, server }
     }
 
-    /// A secret with these keys.
+    /// Provides a Secret with these keys.
     pub fn secret(&self, namespace: &str, name: &str, keys: &[&'static str]) {
         self.live.secrets.lock().unwrap().insert((namespace.into(), name.into()), Ok(keys.to_vec()));
     }
@@ -243,7 +243,7 @@ impl Client {
         TlsConnector::from(Arc::new(config)).connect(ServerName::try_from("localhost").unwrap(), stream).await
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on its own connection.
     pub async fn send(
         &self,
         method: &str,
@@ -269,7 +269,7 @@ impl Client {
         read(response).await
     }
 
-    /// Begins a request on a connection of its own: what is announced of the body may be more than what is sent.
+    /// Begins a request on its own connection; its announced length may exceed the body that is sent.
     pub async fn begin(&self, path: &str, body: &[u8], announced: usize) -> TlsStream<TcpStream> {
         let mut stream = self.tls(&[&rustls::version::TLS13], b"http/1.1").await.unwrap();
         let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {announced}\r\n\r\n");
@@ -278,7 +278,7 @@ impl Client {
         stream
     }
 
-    /// A connection that carries one request after the other, as each of the API server's does.
+    /// A connection that carries one request after the other, like each of the API server's connections.
     pub async fn http1(&self) -> Http1 {
         let stream = self.tls(&[&rustls::version::TLS13], b"http/1.1").await.unwrap();
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
@@ -286,7 +286,7 @@ impl Client {
         sender
     }
 
-    /// A connection that carries many requests at once.
+    /// A connection that carries many concurrent requests.
     pub async fn http2(&self) -> Http2 {
         let stream = self.tls(&[&rustls::version::TLS13], b"h2").await.unwrap();
         let (sender, connection) =
@@ -295,7 +295,7 @@ impl Client {
         sender
     }
 
-    /// Asks about an object; the `response` of the answer.
+    /// Asks about an object; returns the `response` of the answer.
     pub async fn ask(&self, path: &str, review: &Value) -> Value {
         let (status, body) = self.send("POST", path, serde_json::to_vec(review).unwrap()).await.unwrap();
         assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
@@ -304,7 +304,7 @@ impl Client {
         answer["response"].clone()
     }
 
-    /// Whether a create of this object is admitted.
+    /// Asks whether this object may be created; returns the `response` of the answer.
     pub async fn create(&self, object: &Value) -> Value {
         self.ask(&path("validate", object), &review("CREATE", object)).await
     }

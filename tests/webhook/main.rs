@@ -1,5 +1,5 @@
-//! The admission webhook, called as the API server calls it: over HTTPS, with reviews. `cluster` lets a real API server
-//! do it.
+//! The admission webhook, called as the API server calls it: over HTTPS, with reviews. In `cluster`, a real
+//! API server calls it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod alone;

@@ -1,4 +1,4 @@
-//! Policies in force: changed at once, selected by namespace, and harmless when they are hostile.
+//! Policies in force: they change at once, select namespaces, and do no harm if they are hostile.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn policy(name: &str, cel: &str) -> Value {
     })
 }
 
-/// No replica may judge by a set of policies that is no longer in force.
+/// No replica may judge by policies that are no longer in force.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_is_enforced_changed_and_withdrawn_at_once() {
     let webhook = Webhook::start();
@@ -27,7 +27,7 @@ async fn a_policy_is_enforced_changed_and_withdrawn_at_once() {
     assert!(!allowed().await);
     webhook.policy(&policy("p", "object.spec.execution.parallelism <= 20"));
     assert!(allowed().await);
-    // Of two policies each has its say.
+    // Each of the two policies can deny.
     webhook.policy(&policy("q", "false"));
     assert!(!allowed().await);
     std::sync::Arc::make_mut(&mut webhook.world.write().policies).remove("q");
@@ -47,7 +47,7 @@ async fn a_policy_holds_in_the_namespaces_it_selects() {
     assert_eq!(webhook.client().create(&run()).await["allowed"], false);
 }
 
-/// A namespace and what is in it may come in one commit, faster than any watch.
+/// A namespace and its objects may arrive in one commit, faster than any watch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_namespace_that_no_watch_has_brought_is_asked_for() {
     let webhook = Webhook::start();
@@ -59,7 +59,7 @@ async fn a_namespace_that_no_watch_has_brought_is_asked_for() {
     let labels = std::collections::BTreeMap::from([("env".to_owned(), "prod".to_owned())]);
     webhook.live.namespaces.lock().unwrap().insert("team-a".to_owned(), Ok(labels));
     assert_eq!(webhook.client().create(&run()).await["allowed"], false);
-    // Not knowing is not a way around a policy.
+    // A failed lookup must not be a way around a policy.
     webhook.live.namespaces.lock().unwrap().insert("team-a".to_owned(), Err("timed out".to_owned()));
     let answer = webhook.client().create(&run()).await;
     assert!(answer["status"]["message"].as_str().unwrap().contains("try again"), "{answer}");
@@ -78,7 +78,7 @@ async fn expressions_see_the_pipeline_of_a_run_and_who_asks() {
     assert_eq!(webhook.client().create(&run()).await["allowed"], false);
 }
 
-/// A run may come right after its Pipeline, faster than any watch.
+/// A run may follow its Pipeline faster than any watch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pipeline_that_no_watch_has_brought_is_asked_for() {
     let webhook = Webhook::start();
@@ -87,24 +87,24 @@ async fn a_pipeline_that_no_watch_has_brought_is_asked_for() {
     webhook.live.pipelines.lock().unwrap().insert(key.clone(), Ok(pipeline()));
     let client = webhook.client();
     assert_eq!(client.create(&run()).await["status"]["reason"], "Forbidden");
-    // The rules know it too.
+    // The rules know the Pipeline too.
     let outside = client.create(&with(run(), "/spec/source/prefix", json!("2025/"))).await;
     assert!(outside["status"]["message"].as_str().unwrap().contains("[run-prefix]"), "{outside}");
-    // Not knowing is not a way around a policy.
+    // A failed lookup must not be a way around a policy.
     webhook.live.pipelines.lock().unwrap().insert(key, Err("timed out".to_owned()));
     let answer = client.create(&run()).await;
     assert!(answer["status"]["message"].as_str().unwrap().contains("try again"), "{answer}");
 }
 
-/// Hostile requests at once, of which each takes a second.
+/// Concurrent hostile requests, each of which takes a second.
 const FLOOD: u32 = 20;
 
-/// The worst expression that is admitted at all, and every other request. That others find a slot is shown where slots are
-/// given out; this is the same over the wire.
+/// The worst expression that is accepted at all, among other requests. The tests of the slots show that
+/// others find one; this tests the same over the wire.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_policy_is_stopped_denies_and_holds_up_nobody_else() {
     let settings = Settings { policy_timeout: Duration::from_secs(1), evaluations: 2, ..Settings::default() };
-    // Slow or not, everybody has an answer.
+    // The limit is so high that everyone gets an answer, however slowly.
     let webhook = Webhook::with(settings, Limits { answer: Duration::from_secs(600), ..Limits::default() });
     let slow = "lists.range(40).all(a, lists.range(40).all(b, lists.range(40).all(c, object.spec.source.prefix.matches('(a|b|[c-z])*' + string(a) + string(b) + string(c)) || true)))";
     for (name, cel) in [("slow", slow), ("polite", "object.spec.execution.parallelism <= 20")] {
@@ -158,7 +158,7 @@ async fn of_runs_that_come_at_once_as_many_are_admitted_as_a_quota_has_room_for(
     let webhook =
         Webhook::with(Settings::default(), Limits { answer: Duration::from_secs(600), ..Limits::default() });
     webhook.policy(&quota(3));
-    // Between the reservation of the runId and the count.
+    // Holds requests between the reservation of the runId and the count.
     webhook.live.gate.close();
     let asked: Vec<_> = (0..8)
         .map(|number| {

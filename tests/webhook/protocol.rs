@@ -1,4 +1,4 @@
-//! HTTP: what is answered to whom, and what happens to those who do not ask properly.
+//! HTTP: the answers to callers, and the treatment of malformed requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use webhook::server::Limits;
 
 use crate::harness::{Client, Http1, Webhook, over, request, review};
 
-/// No answer of these tests is late, however slow the machine is.
+/// Limits that make no answer of these tests late, however slow the machine is.
 const LIMITS: Limits = Limits {
     answer: Duration::from_secs(600),
     body: Duration::from_secs(600),
@@ -68,7 +68,8 @@ async fn malformed_reviews_get_an_error_that_says_what_is_wrong() {
     assert_eq!(client.send("GET", "/validate/pipeline", Vec::new()).await.unwrap().0, 405);
 }
 
-/// A caller that sends its whole request before it reads must be able to, or it sees a broken pipe and no answer.
+/// A caller that sends its whole request before it reads must be able to do so; otherwise it sees a broken
+/// pipe and no answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_is_too_large_can_be_sent_to_its_end_and_is_refused() {
     let webhook = Webhook::with(Settings::default(), LIMITS);
@@ -119,13 +120,13 @@ async fn an_answer_that_takes_too_long_is_an_error_and_not_a_verdict() {
     let webhook = Webhook::with(Settings::default(), limits);
     let client = webhook.client();
     let body = serde_json::to_vec(&review("CREATE", &policy())).unwrap();
-    // Compiling a policy takes longer than that.
+    // Compiling a policy takes longer than this limit.
     let (status, answer) = client.send("POST", "/validate/pipelinepolicy", body).await.unwrap();
     assert_eq!(status, 503, "{}", String::from_utf8_lossy(&answer));
 }
 
-/// Sends so many reviews of a run at once, each over a connection of its own as the API server does, and with so many bytes
-/// that nobody looks at.
+/// Sends this many concurrent reviews of a run, each over its own connection as the API server does, and
+/// padded with this many ignored bytes.
 fn send_many(client: &Client, number: usize, padding: usize) -> Vec<JoinHandle<StatusCode>> {
     let padded = with(review("CREATE", &run()), "/padding", json!("a".repeat(padding)));
     let send = |_| {
@@ -153,7 +154,7 @@ async fn requests_beyond_the_limit_wait_and_are_all_answered() {
     assert_eq!(webhook.live.gate.most(), 2);
 }
 
-/// Many large bodies at once would take more memory than the pod has. Small ones do not wait behind them.
+/// Many concurrent large bodies would need more memory than the pod has. Small ones do not wait behind them.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_bodies_wait_for_room_and_small_ones_do_not() {
     let webhook = Webhook::with(Settings::default(), Limits { bytes: 10 << 20, ..LIMITS });
@@ -169,7 +170,7 @@ async fn large_bodies_wait_for_room_and_small_ones_do_not() {
     assert_eq!(webhook.live.gate.most(), 5);
 }
 
-/// Whoever announces a body and never sends it holds up nobody.
+/// A caller that announces a body and never sends it delays no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn others_are_answered_while_more_bodies_are_awaited_than_there_are_slots() {
     const STALLED: i64 = 5;
@@ -225,7 +226,8 @@ async fn stopping_drops_no_request_that_is_on_its_way() {
     assert_eq!(metrics.in_flight.get(), 0);
 }
 
-/// The API server keeps connections of HTTP/1.1, and a request fails that it sends while one is closed.
+/// The API server keeps HTTP/1.1 connections open, and a request fails if its connection is closed while it
+/// is sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn before_it_stops_every_answer_is_the_last_of_its_connection() {
     let webhook = Webhook::start();

@@ -1,4 +1,4 @@
-//! Two replicas share one Secret, whatever becomes of it, while the real API server asks both.
+//! Two replicas share one Secret, which is changed and deleted, while the real API server asks both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,12 +20,15 @@ use webhook::tls::managed::{Managed, ManagedError};
 use crate::harness::Webhook;
 use crate::on_cluster::{Cluster, HOST};
 
-/// Between two looks: much longer than the API server needs to hear of a change, much shorter than in the program.
+/// Between two passes: much longer than the API server needs to learn of a change, and much shorter than in
+/// production.
 const PAUSE: Duration = Duration::from_secs(3);
-/// Of two that write at once one must look again, and what is new is served at the look after it was published.
+/// Of two replicas that write at once, one must repeat its pass, and new material is served in the pass after
+/// its publication.
 const LOOKS_MAX: usize = 5;
 
-/// A webhook that looks after its certificates when the test says so: the program does it once a minute.
+/// A webhook that maintains its certificates when the test tells it to; in production this happens once a
+/// minute.
 struct Replica {
     webhook: Webhook,
     managed: Managed,
@@ -36,7 +39,7 @@ impl Replica {
     fn start(cluster: &Cluster) -> Self {
         let webhook = Webhook::at(HOST, Settings::default(), Limits::default());
         webhook.namespace(&cluster.namespace.name, &[]);
-        // A connection for each request, so that each meets the certificate of its moment.
+        // One connection per request, so that each request meets the current certificate.
         webhook.announce_stop();
         let managed = Managed {
             client: cluster.client(),
@@ -63,7 +66,7 @@ impl Replica {
     }
 }
 
-/// Both look at the same moment, until both serve what the Secret has.
+/// Runs passes of both replicas at the same moment, until both serve the Secret's certificate.
 async fn settle(secrets: &Api<Secret>, [one, other]: &mut [Replica; 2]) {
     for _ in 0..LOOKS_MAX {
         join(one.look(), other.look()).await;
@@ -76,7 +79,7 @@ async fn settle(secrets: &Api<Secret>, [one, other]: &mut [Replica; 2]) {
     panic!("the replicas do not agree after {LOOKS_MAX} looks");
 }
 
-/// The data of a Secret of so many days ago, as a backup would bring it back.
+/// The data of a Secret that is this many days old, as a backup would restore it.
 fn aged(days: i64) -> Value {
     let then = OffsetDateTime::now_utc() - time::Duration::days(days);
     let Material { bundle, authority_key, certificate, key } =
@@ -93,7 +96,7 @@ async fn whatever_becomes_of_the_secret_no_request_fails_and_two_replicas_agree(
     let mut replicas = [Replica::start(&cluster), Replica::start(&cluster)];
     settle(&secrets, &mut replicas).await;
     cluster.route_to_ports(replicas.each_ref().map(|replica| replica.webhook.address.port())).await;
-    // What routing published is known to the next look.
+    // The next pass knows what routing has published.
     settle(&secrets, &mut replicas).await;
 
     let stop = AtomicBool::new(false);
@@ -110,7 +113,7 @@ async fn whatever_becomes_of_the_secret_no_request_fails_and_two_replicas_agree(
     }));
     let changes = async {
         let broken = json!({ "tls.key": ByteString(b"nonsense".to_vec()) });
-        // One whose certificate is to be renewed, and one that both take up as it is.
+        // A Secret whose certificate is due for renewal, and one that both replicas take up unchanged.
         let (old, younger) = (aged(80), aged(1));
         for change in [None, Some(broken), Some(old), Some(younger), None] {
             match &change {

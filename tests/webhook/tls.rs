@@ -14,7 +14,7 @@ use crate::harness::{Client, Webhook, names, over, review};
 async fn a_rotation_under_load_loses_no_request() {
     let webhook = Webhook::start();
     let next = Material::create(&names(), OffsetDateTime::now_utc()).unwrap();
-    // As the API server during a rotation: it trusts both authorities.
+    // Trusts both authorities, as the API server does during a rotation.
     let client = Client::new(webhook.address, &format!("{}{}", webhook.material.bundle, next.bundle));
     let body = serde_json::to_vec(&review("CREATE", &run())).unwrap();
     let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
@@ -25,7 +25,7 @@ async fn a_rotation_under_load_loses_no_request() {
             tokio::spawn(async move {
                 let mut kept = client.http2().await;
                 while !stop.load(Ordering::Relaxed) {
-                    // Half of them over connections that stay open, half over new ones.
+                    // Half of the requests use connections that stay open, half use new ones.
                     let (status, _) = match number % 2 {
                         0 => over(&mut kept, "/validate/pipelinerun", body.clone()).await.unwrap(),
                         _ => client.send("POST", "/validate/pipelinerun", body.clone()).await.unwrap(),
@@ -36,7 +36,7 @@ async fn a_rotation_under_load_loses_no_request() {
             })
         })
         .collect();
-    // Some rounds, and more if nobody had the time to ask anything in them.
+    // At least 20 rounds, and more if too few requests were answered meanwhile.
     for round in 0..1_000 {
         if round >= 20 && answered.load(Ordering::Relaxed) > 20 {
             break;
@@ -59,7 +59,7 @@ async fn who_does_not_trust_the_authority_gets_no_answer_and_gives_none() {
     let stranger = Material::create(&names(), OffsetDateTime::now_utc()).unwrap();
     let client = Client::new(webhook.address, &stranger.bundle);
     assert!(client.send("GET", "/livez", Vec::new()).await.is_err());
-    // A new certificate is served to the next who comes, without a restart.
+    // The next client gets the new certificate, without a restart.
     webhook.certificates.take_up(stranger.certificate.as_bytes(), stranger.key.as_bytes()).unwrap();
     assert_eq!(client.send("GET", "/livez", Vec::new()).await.unwrap().0, 200);
 }

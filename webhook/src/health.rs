@@ -1,25 +1,25 @@
-//! Whether this replica can answer: every watch is complete, and a certificate is there.
+//! Whether this replica can answer: every watch is complete, and a certificate is available.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is still missing. Clones are the same health.
+/// The parts that are still missing. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Health(Arc<Mutex<BTreeSet<&'static str>>>);
 
 impl Health {
-    /// Waits for these.
+    /// Starts with these parts missing.
     pub fn waiting_for(what: impl IntoIterator<Item = &'static str>) -> Self {
         Self(Arc::new(Mutex::new(what.into_iter().collect())))
     }
 
-    /// This one is there. It stays so: a watch that breaks later still has what it knew, and a webhook that judges by
-    /// what it knew a moment ago is better than none.
+    /// Marks a part as available. It stays available: a watch that breaks later keeps its last state, and
+    /// judging by a slightly outdated state is better than not judging at all.
     pub fn have(&self, what: &'static str) {
         self.lock().remove(what);
     }
 
-    /// What is still missing.
+    /// The parts that are still missing.
     pub fn missing(&self) -> Vec<&'static str> {
         self.lock().iter().copied().collect()
     }

@@ -1,7 +1,8 @@
-//! The admission webhook: fills in defaults, refuses what is wrong before it is stored, and enforces policies.
+//! The admission webhook: fills in defaults, refuses mistakes before they are stored, and enforces policies.
 //!
-//! It never writes objects that it is asked about, and nothing else while it answers: a dry run and a real request take
-//! the same path. What it writes is its own: certificates, the `caBundle` of its configurations, the status of policies.
+//! It never writes the objects that it is asked about, and writes nothing while it answers: a dry run and a
+//! real request take the same path. It writes only its own data: certificates, the `caBundle` of its
+//! configurations, and the status of policies.
 
 pub mod admit;
 pub mod args;
@@ -36,22 +37,22 @@ use tls::managed::{Managed, service_names};
 use watch::Watches;
 use world::World;
 
-/// What `/readyz` calls the certificate.
+/// The name of the certificate in `/readyz`.
 const CERTIFICATE: &str = "certificate";
 
 /// Why the webhook ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The log filter cannot be read.
+    /// The log filter cannot be parsed.
     #[error("cannot read --log {0:?}: {1}")]
     Log(String, #[source] tracing_subscriber::filter::ParseError),
-    /// There is no way to the API server.
+    /// The API server cannot be found.
     #[error("find the API server: {0}")]
     Config(#[source] kube::config::InferConfigError),
-    /// The client cannot be made.
+    /// The client cannot be created.
     #[error("connect to the API server: {0}")]
     Client(#[source] Box<kube::Error>),
-    /// An address cannot be listened on.
+    /// The server cannot listen on an address.
     #[error("cannot listen on {0}: {1}")]
     Listen(std::net::SocketAddr, #[source] std::io::Error),
     /// TLS cannot be set up.
@@ -84,7 +85,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     let health = Health::waiting_for(watch::KINDS.into_iter().chain([CERTIFICATE]));
     let listen = |address| TcpListener::bind(address).map_err(|error| Error::Listen(address, error));
     let health_router = server::health_router(Arc::clone(&metrics), health.clone());
-    // First, so that `/readyz` says what is missing from the start.
+    // Started first, so that `/readyz` shows from the start what is missing.
     let probes = Server::start(listen(args.health_listen)?, None, health_router).map_err(Error::Serve)?;
 
     let certificates = keep_certificates(&args, &client, &health, &metrics).await?;
@@ -108,7 +109,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
         error = server.failed() => return Err(Error::Serve(error)),
         told = told_to_stop() => told?,
     }
-    // The endpoints of the service still name this replica for a moment: it answers until they do not.
+    // For a moment the service's endpoints still list this replica, so it keeps answering until they do not.
     info!(delay = ?args.shutdown_delay, "stopping");
     server.announce_stop();
     tokio::time::sleep(args.shutdown_delay).await;
@@ -116,7 +117,7 @@ pub async fn run(args: Args) -> Result<(), Error> {
     probes.stop().await.map_err(Error::Serve)
 }
 
-/// From files, or made by ourselves.
+/// Keeps the certificates up to date, from files or self-issued.
 async fn keep_certificates(
     args: &Args,
     client: &Client,

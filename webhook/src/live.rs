@@ -1,4 +1,4 @@
-//! Single objects of the cluster, asked for while a request waits.
+//! Looks up single objects of the cluster while a request waits.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use kube::{Api, Client, ResourceExt};
 use crate::admit::{Live, Lookup};
 use crate::world::{KnownNamespace, KnownPipeline};
 
-/// An answer that takes longer than this is not waited for: the request has a deadline of its own.
+/// A lookup fails if it takes longer, because the request has its own deadline.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// Asks the API server.
+/// Live lookups at the API server.
 pub(crate) struct Cluster(pub(crate) Client);
 
 impl Live for Cluster {

@@ -4,7 +4,7 @@ use clap::Parser;
 use webhook::args::Args;
 
 fn main() -> std::process::ExitCode {
-    // Only fails when one is installed already, which is as good.
+    // This fails only if a provider is already installed, which is just as good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let args = Args::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

@@ -1,4 +1,4 @@
-//! What the webhook tells Prometheus.
+//! The webhook's Prometheus metrics.
 
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use strum::IntoStaticStr;
 
-/// From a tenth of a millisecond, which is what most requests take, to the API server's own limit of ten seconds.
+/// From a tenth of a millisecond, which most requests take, to the API server's own limit of ten seconds.
 const BUCKETS: [f64; 15] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 
@@ -141,7 +141,7 @@ impl Metrics {
             policy_count.clone(),
         );
         registry.register("in_flight", "Requests that are being answered", in_flight.clone());
-        // No liveness: the client keeps to itself that a quiet watch was renewed.
+        // This cannot show that a watch is alive: the client does not report that a quiet watch was renewed.
         let help = "When a watch last brought an event, which on a quiet cluster is long ago; \
                     one that is broken shows in watch_errors";
         registry.register_with_unit("watch_news_timestamp", help, Unit::Seconds, watch.clone());
@@ -151,7 +151,7 @@ impl Metrics {
         registry.register_with_unit("certificate_expiry_timestamp", help, Unit::Seconds, certificate.clone());
     }
 
-    /// A request was answered.
+    /// Counts an answered request.
     pub fn answered(&self, kind: Kind, step: &'static str, outcome: ReviewOutcome, took: Duration) {
         let kind = kind.to_string();
         self.requests
@@ -160,24 +160,24 @@ impl Metrics {
         self.latency.get_or_create(&StepLabels { kind, step }).observe(took.as_secs_f64());
     }
 
-    /// A rule refused an object.
+    /// Counts an object that a rule refused.
     pub fn rule_broken(&self, rule: &str) {
         self.rules.get_or_create(&RuleLabels { rule: rule.to_owned() }).inc();
     }
 
-    /// An object broke a policy.
+    /// Counts an object that broke a policy.
     pub fn policy_broken(&self, policy: &str, rule: &str, action: PolicyAction) {
         let labels =
             PolicyLabels { policy: policy.to_owned(), rule: rule.to_owned(), action: action.to_string() };
         self.policies.get_or_create(&labels).inc();
     }
 
-    /// The policies of a request were evaluated.
+    /// Records how long the policies of a request took.
     pub fn policies_evaluated(&self, took: Duration) {
         self.evaluation.observe(took.as_secs_f64());
     }
 
-    /// So many policies are in force, and so many are broken.
+    /// Sets how many policies are in force, and how many are broken.
     pub fn policies_known(&self, in_force: usize, broken: usize) {
         let set = |state, count: usize| {
             self.policy_count
@@ -188,23 +188,23 @@ impl Metrics {
         set("broken", broken);
     }
 
-    /// A watch has brought something.
+    /// Records that a watch brought an event.
     pub fn watch_news(&self, kind: &'static str) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.watch.get_or_create(&WatchLabels { kind }).set(now.as_secs_f64());
     }
 
-    /// A watch broke.
+    /// Counts a broken watch.
     pub fn watch_broke(&self, kind: &'static str) {
         self.watch_errors.get_or_create(&WatchLabels { kind }).inc();
     }
 
-    /// The serving certificate expires then.
+    /// Sets when the serving certificate expires.
     pub fn certificate_expires(&self, unix_seconds: i64) {
         self.certificate.set(unix_seconds as f64);
     }
 
-    /// All of it, as Prometheus reads it.
+    /// All metrics in the format that Prometheus reads.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.

@@ -1,4 +1,5 @@
-//! What the webhook may do in Kubernetes: every call that it makes, and nothing else. `make gen` makes RBAC of it.
+//! The webhook's Kubernetes permissions: every call that it makes, and nothing else. `make gen` generates
+//! RBAC from them.
 
 use crds::rights::{GROUP, Place, Right, Role};
 

@@ -1,5 +1,5 @@
-//! The HTTPS server: reads reviews, hands them to [`Admission`], writes answers. Its limits are here: how large a body
-//! is, how long an answer may take, how many are worked on at once, and how much memory their bodies take.
+//! The HTTPS server: reads reviews, passes them to [`Admission`], and writes the answers. It limits the size
+//! of a body, the time for an answer, the number of concurrent requests, and the memory for their bodies.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -27,63 +27,66 @@ use crate::health::Health;
 use crate::metrics::{Metrics, ReviewOutcome};
 use crate::review::{Answer, Request};
 
-/// An object and its old version, each as large as the API server accepts (3 MiB), and what is around them.
+/// An object and its old version, each as large as the API server accepts (3 MiB), and the text around them.
 const BODY_MAX: usize = 8 * 1024 * 1024;
 
-/// How long connections are kept open for requests that are on their way when the server is told to stop.
+/// How long connections stay open for requests that are already on their way when the server stops.
 const DRAIN: Duration = Duration::from_secs(20);
 
 /// Limits of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// How long an answer may take. The API server waits 10 seconds by default; this is below.
+    /// How long an answer may take. The API server waits 10 seconds by default; this is less.
     pub answer: Duration,
-    /// How long a body may take to arrive, from when there is room for it.
+    /// How long a body may take to arrive, once there is room for it.
     pub body: Duration,
-    /// Requests that are worked on at once; others wait.
+    /// Requests that are processed concurrently; others wait.
     pub concurrent: usize,
-    /// Bytes of the bodies that are worked on at once; others wait. At least one body of the largest size is let in.
+    /// Bytes of the bodies that are processed concurrently; others wait. There is always room for one body of
+    /// the largest size.
     pub bytes: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        // The API server sends a body at once; two seconds are for a network that has to try again. What is made of a body
-        // takes up to ten times its size; this fits into the memory of a small pod.
+        // The API server sends a body at once; two seconds allow for a network that has to retry. Processing
+        // a body takes up to ten times its size in memory, which fits into a small pod.
         let (answer, body) = (Duration::from_secs(8), Duration::from_secs(2));
         Self { answer, body, concurrent: 128, bytes: 2 * BODY_MAX }
     }
 }
 
-/// What requests share.
+/// The state that requests share.
 pub struct Shared {
     admission: Admission,
     metrics: Arc<Metrics>,
     limits: Limits,
-    /// Requests that were begun: small bodies take this much memory at most, times [`Room::SMALL`].
+    /// Requests that were begun: it limits the memory for small bodies to this number times [`Room::SMALL`].
     begun: Semaphore,
     slots: Semaphore,
     room: Room,
 }
 
-/// Requests that may wait for each that is worked on.
+/// Requests that may wait, for each one that is processed.
 const BEGUN: usize = 8;
 
-/// Memory for large bodies: they wait until there is room for them. Small ones, which almost all are, take no part in it:
-/// whoever announces large bodies and never sends them holds up nobody but large ones, and not for long.
+/// Memory for large bodies, which wait until there is room for them. Small bodies, which are almost all, do
+/// not use it: a client that announces large bodies and never sends them delays only large ones, and not for
+/// long.
 struct Room(Semaphore);
 
 impl Room {
-    /// Counted in KiB: a body of a few hundred bytes takes more than those.
+    /// The unit is 1 KiB, because a body takes more memory than its few hundred bytes.
     const UNIT: usize = 1024;
-    /// As many of these as may be begun fit beside the large ones.
+    /// The memory for the allowed number of small bodies fits beside the large ones.
     const SMALL: usize = 32 * 1024;
 
     fn new(bytes: usize) -> Self {
         Self(Semaphore::new(bytes.max(BODY_MAX).div_ceil(Self::UNIT)))
     }
 
-    /// Waits for as much as a body says it has, or for the largest if it does not say. A small one needs none.
+    /// Waits for room for a body of the announced size, or of the largest size if none is announced. A small
+    /// body needs none.
     async fn take(&self, said: Option<u64>) -> Option<SemaphorePermit<'_>> {
         let bytes = said.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(BODY_MAX).min(BODY_MAX);
         if bytes <= Self::SMALL {
@@ -94,7 +97,7 @@ impl Room {
     }
 }
 
-/// One of the two questions that the API server asks.
+/// The two questions that the API server asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Mutate,
@@ -128,7 +131,7 @@ pub fn router(admission: Admission, metrics: Arc<Metrics>, limits: Limits, healt
     router.with_state(shared).merge(health_router(metrics, health))
 }
 
-/// `/livez`, `/readyz` and `/metrics`: also on a port of their own, without TLS, for the kubelet and Prometheus.
+/// `/livez`, `/readyz` and `/metrics`: also on a separate port without TLS, for the kubelet and Prometheus.
 pub fn health_router(metrics: Arc<Metrics>, health: Health) -> Router {
     let ready = move || {
         let missing = health.missing();
@@ -160,8 +163,9 @@ async fn answer(shared: Arc<Shared>, step: Step, kind: Kind, body: Body) -> Resp
             Ok(body) => body,
             Err(malformed) => return (malformed, ReviewOutcome::Malformed),
         };
-        // After the body: whoever announces one and never sends it would hold up everybody. Waiting for a slot counts as
-        // part of the answer: the API server's patience does.
+        // Acquired after the body: otherwise a client that announces a body and never sends it would delay
+        // everyone. Waiting for a slot counts towards the limit of the answer, because the API server's
+        // timeout counts it too.
         let _slot = shared.slots.acquire().await;
         review(&shared, step, kind, &body).await
     });
@@ -174,7 +178,8 @@ async fn answer(shared: Arc<Shared>, step: Step, kind: Kind, body: Body) -> Resp
     response
 }
 
-/// A request that is being answered. No longer so when this is dropped, as everything is whose caller goes away.
+/// Counts a request that is being answered, until this is dropped, which also happens when the caller goes
+/// away.
 struct InFlight<'a>(&'a Metrics);
 
 impl<'a> InFlight<'a> {
@@ -190,8 +195,8 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Reads a body to its end even if it is too large: answering a caller that is still sending would close the connection
-/// under it, and the caller would see a broken pipe instead of the answer.
+/// Reads a body to its end even if it is too large: answering a caller that is still sending would close the
+/// connection, and the caller would see a broken pipe instead of the answer.
 async fn read(mut body: Body, limit: Duration) -> Result<Bytes, Response> {
     let whole = async {
         let collected = Limited::new(&mut body, BODY_MAX).collect().await.map(Collected::to_bytes);
@@ -244,13 +249,14 @@ fn outcome(answer: &Answer) -> ReviewOutcome {
     }
 }
 
-/// An HTTP error as the API server prints it.
+/// An HTTP error in the format that the API server prints.
 fn failure(status: StatusCode, message: &str) -> Response {
     let body = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": status.as_u16() });
     (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
-/// HTTP/2 has a way of its own to say so, which the server uses when it stops.
+/// Tells an HTTP/1.1 client to close the connection. HTTP/2 has its own message for that, which the server
+/// sends when it stops.
 async fn say_if_it_is_the_last(
     State(going): State<Arc<AtomicBool>>,
     request: HttpRequest,
@@ -264,9 +270,9 @@ async fn say_if_it_is_the_last(
     response
 }
 
-/// A server that listens already.
+/// A listening server.
 pub struct Server {
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
     handle: Handle<SocketAddr>,
     going: Arc<AtomicBool>,
@@ -274,7 +280,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves over TLS if there is a configuration, plainly otherwise.
+    /// Serves over TLS if there is a configuration, and otherwise plain HTTP.
     pub fn start(
         listener: TcpListener,
         tls: Option<Arc<rustls::ServerConfig>>,
@@ -295,19 +301,20 @@ impl Server {
         Ok(Self { address, handle, going, task })
     }
 
-    /// Goes on, but asks clients to send what comes next elsewhere. A client of HTTP/1.1, as the API server is, keeps a connection for
-    /// its next request, and fails if we close it at the moment when it sends that: so it is told with an answer to close it.
+    /// Keeps serving, but asks clients to send further requests elsewhere. An HTTP/1.1 client such as the API
+    /// server keeps a connection for its next request, which fails if we close the connection just then.
+    /// Therefore an answer tells the client to close it.
     pub fn announce_stop(&self) {
         self.going.store(true, Ordering::Relaxed);
     }
 
-    /// Takes no new connections, finishes the requests that are there, and returns when they are.
+    /// Accepts no new connections, finishes the current requests, and returns when they are done.
     pub async fn stop(self) -> std::io::Result<()> {
         self.handle.graceful_shutdown(Some(DRAIN));
         self.task.await.map_err(std::io::Error::other)?
     }
 
-    /// Waits until the server ends by itself, which it does only by an error.
+    /// Waits until the server ends, which happens only by an error.
     pub async fn failed(&mut self) -> std::io::Error {
         match (&mut self.task).await {
             Ok(Ok(())) => std::io::Error::other("the server ended"),

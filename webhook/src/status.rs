@@ -1,8 +1,9 @@
 //! The status of policies: whether they compile and are enforced.
 //!
-//! Every replica writes it, under one name and with the same content, and only where it differs from what is there. So
-//! no leader is needed, whoever is up keeps it right, and a second writer changes nothing. It is
-//! written when a policy changes, never while a request is answered: admission has no side effects.
+//! Every replica writes it, under one name and with the same content, and only if it differs from the stored
+//! status. So no leader is needed: any running replica keeps the status right, and a second writer changes
+//! nothing. It is written when a policy changes, never while a request is answered: admission has no side
+//! effects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,18 +19,18 @@ use tracing::warn;
 
 use crate::watch::Compiled;
 
-/// Who owns the fields that the webhook writes.
+/// The owner of the fields that the webhook writes.
 pub const FIELD_MANAGER: &str = "openfilter-webhook";
 
-/// A condition's message is shown in a terminal.
+/// Limits a condition's message, which is shown in a terminal.
 const MESSAGE_MAX: usize = 1024;
 
-/// Between two attempts to write what could not be written. Enforcement does not depend on it, so there is no hurry.
+/// The time between two attempts at a failed write. Enforcement does not depend on it, so there is no hurry.
 const RETRY: Duration = Duration::from_secs(15);
 
-/// Writes the status of each policy that comes, if it is not so already.
+/// Writes the status of each policy that arrives, unless it is already right.
 pub async fn write(client: Client, policies: mpsc::UnboundedReceiver<Compiled>) {
-    // Untyped: what the API server answers may be no policy that can be read.
+    // Untyped, because the API server's answer may not be a readable policy.
     let api: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<PipelinePolicy>(&()));
     until_each_is_done(policies, RETRY, |policy| {
         let api = api.clone();
@@ -38,12 +39,13 @@ pub async fn write(client: Client, policies: mpsc::UnboundedReceiver<Compiled>) 
     .await;
 }
 
-/// Whether nothing is left to do.
+/// Returns whether nothing is left to do.
 async fn write_one(api: &Api<DynamicObject>, compiled: &Compiled) -> bool {
     let Some(status) = wanted(compiled, Time(jiff::Timestamp::now())) else { return true };
     let name = compiled.policy.name();
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-    // Not server-side apply, which is refused where a field of the stored object does not have the type of its schema.
+    // Not server-side apply, which is refused if a field of the stored object does not have its schema's
+    // type.
     match api.patch_status(name, &params, &Patch::Merge(json!({ "status": status }))).await {
         Ok(_) => true,
         Err(kube::Error::Api(status)) if status.code == 404 => true,
@@ -54,7 +56,7 @@ async fn write_one(api: &Api<DynamicObject>, compiled: &Compiled) -> bool {
     }
 }
 
-/// Attempts each policy as it comes, and again after a while what failed, unless a newer version came.
+/// Attempts each policy as it arrives, and retries failed ones after a while, unless a newer version arrived.
 async fn until_each_is_done<F: Future<Output = bool>>(
     mut policies: mpsc::UnboundedReceiver<Compiled>,
     retry: Duration,
@@ -87,7 +89,7 @@ async fn until_each_is_done<F: Future<Output = bool>>(
     }
 }
 
-/// The status that a policy should have; `None` if it has it.
+/// The status that a policy should have; `None` if it already has it.
 fn wanted(compiled: &Compiled, now: Time) -> Option<PipelinePolicyStatus> {
     let Compiled { policy, generation, status: found } = compiled;
     let (rules, defaults) = policy.size();

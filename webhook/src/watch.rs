@@ -1,4 +1,4 @@
-//! Keeps the [`World`] up to date: one watch per kind, each in a task of its own.
+//! Keeps the [`World`] up to date: one watch per kind, each in its own task.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,35 +19,35 @@ use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::world::{Key, KnownNamespace, KnownPipeline, World};
 
-/// What `/readyz` waits for.
+/// The watches that `/readyz` waits for.
 pub const KINDS: [&str; 5] = ["grants", "namespaces", "pipelines", "policies", "runs"];
 
-/// What the watches share.
+/// The state that the watches share.
 #[derive(Clone)]
 pub struct Watches {
     /// The client.
     pub client: Client,
-    /// What they fill.
+    /// The view that they fill.
     pub world: Arc<World>,
-    /// Where they report that they are complete.
+    /// Reports that a watch is complete.
     pub health: Health,
-    /// Where they count.
+    /// Counts events and errors.
     pub metrics: Arc<Metrics>,
 }
 
-/// A policy in use, and what its stored object says of itself.
+/// A policy in use, and the generation and status of its stored object.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// The policy, also one that cannot be used.
+    /// The policy, even if it cannot be used.
     pub policy: Arc<Policy>,
-    /// The generation it was made of.
+    /// The generation from which it was compiled.
     pub generation: Option<i64>,
-    /// Its status; `None` if it has none that can be read.
+    /// Its status; `None` if it has no readable one.
     pub status: Option<PipelinePolicyStatus>,
 }
 
 impl Watches {
-    /// Starts all of them. Policies that were compiled go to `compiled`, for their status.
+    /// Starts all watches. Compiled policies go to `compiled`, for their status.
     pub fn start(&self, compiled: mpsc::UnboundedSender<Compiled>) {
         let Self { client, world, metrics, .. } = self;
         let policies = Policies { world: Arc::clone(world), compiled, metrics: Arc::clone(metrics) };
@@ -76,7 +76,7 @@ impl Watches {
     }
 }
 
-/// Counts what goes to another sink.
+/// Counts the events that go to another sink.
 struct Counted<S> {
     kind: &'static str,
     metrics: Arc<Metrics>,
@@ -176,7 +176,7 @@ impl Sink<PartialObjectMeta<Namespace>> for World {
     }
 }
 
-/// Pipelines as they are stored: policies judge them as JSON.
+/// Pipelines, also as stored JSON, which is what policies judge.
 struct Pipelines(Arc<World>);
 
 impl Sink<DynamicObject> for Pipelines {
@@ -195,7 +195,7 @@ impl Sink<DynamicObject> for Pipelines {
     }
 }
 
-/// Policies, also those that cannot be read: they deny what they select.
+/// Policies, including unreadable ones, which deny what they select.
 struct Policies {
     world: Arc<World>,
     compiled: mpsc::UnboundedSender<Compiled>,
@@ -212,10 +212,10 @@ impl Policies {
 
 impl Sink<DynamicObject> for Policies {
     fn put(&self, object: DynamicObject) {
-        // Compiled before the lock is taken: requests must not wait for it.
+        // Compiled before the lock is taken, because requests must not wait for it.
         let found = known_or_compiled(&self.world.policies(), &object);
         self.world.write().set_policy(Arc::clone(&found.policy));
-        // No receiver where no status is written.
+        // There is no receiver if no status is written.
         let _ = self.compiled.send(found);
         self.count();
     }
@@ -239,8 +239,8 @@ impl Sink<DynamicObject> for Policies {
     }
 }
 
-/// A status write is a change too, and no reason to compile anything. What could not be compiled is tried again: there may
-/// have been no thread for it.
+/// Compiles a policy unless it is already known. A status write is a change too, but no reason to compile. A
+/// policy that could not be compiled is tried again, because a thread may have been missing.
 fn known_or_compiled(known: &PolicySet, object: &DynamicObject) -> Compiled {
     let known = known.get(&object.name_any()).filter(|known| known.is_of(&object.metadata));
     let policy = match known.filter(|known| known.problems().is_empty()) {

@@ -1,7 +1,7 @@
-//! What the webhook knows of the cluster: policies, Pipelines, runs, grants and namespaces, kept up to date by watches.
-//! Every replica has its own, and none asks another.
+//! The webhook's view of the cluster: policies, Pipelines, runs, grants and namespaces, kept up to date by
+//! watches. Every replica has its own view and never asks another replica.
 //!
-//! No client here: `watch.rs` fills it, tests fill it directly, and requests read it.
+//! This file contains no client: `watch.rs` fills the view, tests fill it directly, and requests read it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
@@ -14,42 +14,42 @@ use protocol::RunId;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How long a runId stays with the run that was just admitted, until the watch shows it: much longer than a watch lags,
-/// and short enough that a create that failed after admission does not matter.
+/// How long a runId stays reserved for a run that was just admitted, until the watch shows the run: much
+/// longer than a watch lags, and short enough that a create that fails after admission does not matter.
 const RESERVED: Duration = Duration::from_secs(10);
 
 /// Namespace and name.
 pub type Key = (String, String);
 
-/// What is known of the cluster.
+/// The known state of the cluster.
 #[derive(Debug, Default)]
 pub struct World {
     index: RwLock<Index>,
     reserved: Mutex<Reservations>,
 }
 
-/// By runId.
+/// Reservations by runId.
 #[derive(Debug, Default)]
 struct Reservations {
     of: HashMap<String, Reservation>,
-    /// How many there have ever been.
+    /// How many reservations were ever made.
     made: u64,
 }
 
-/// A runId of a run that was admitted and that the watch has not shown yet.
+/// The runId of a run that was admitted but that the watch has not shown yet.
 #[derive(Debug)]
 struct Reservation {
     holder: Key,
-    /// Those with lower numbers came first.
+    /// Reservations with lower numbers came first.
     number: u64,
     parallelism: i64,
     since: Instant,
 }
 
-/// The objects by what is asked about them.
+/// The objects, indexed by what requests ask about them.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// Compiled policies. Shared, so that a request keeps the set it began with.
+    /// Compiled policies. They are shared, so that a request keeps the set that it started with.
     pub policies: Arc<PolicySet>,
     /// Pipelines, typed for the rules and as JSON for the policies.
     pub pipelines: HashMap<Key, Arc<KnownPipeline>>,
@@ -73,16 +73,16 @@ pub struct KnownPipeline {
     pub json: Value,
 }
 
-/// What is remembered of a run: a cluster may have many thousands.
+/// The part of a run that is remembered: a cluster may have many thousands of runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KnownRun {
-    /// Its id; `None` if its queue keys are malformed.
+    /// The runId; `None` if the queue keys are malformed.
     pub run_id: Option<String>,
-    /// What it refers to.
+    /// The Pipeline that the run refers to.
     pub pipeline: PipelineReference,
-    /// Its pods at once.
+    /// The number of pods that the run uses at once.
     pub parallelism: i64,
-    /// Nothing will happen any more.
+    /// Whether the run has ended.
     pub finished: bool,
 }
 
@@ -96,30 +96,30 @@ pub struct KnownNamespace {
 }
 
 impl World {
-    /// Looks at the index. Held for moments only: never over an await.
+    /// Locks the index for reading. Hold it only briefly, and never over an await.
     pub fn read(&self) -> RwLockReadGuard<'_, Index> {
-        // A panic while writing leaves single entries as they were, so the index stays usable.
+        // A panic during a write leaves each entry as it was, so the index stays usable.
         self.index.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the index.
+    /// Locks the index for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, Index> {
         self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The policies as they are now.
+    /// The current policies.
     pub fn policies(&self) -> Arc<PolicySet> {
         Arc::clone(&self.read().policies)
     }
 
-    /// A namespace; `None` if no watch has brought it yet.
+    /// A namespace; `None` if the watch has not brought it yet.
     pub fn namespace(&self, name: &str) -> Option<Arc<KnownNamespace>> {
         self.read().namespaces.get(name).map(Arc::clone)
     }
 
-    /// Another run that has this runId, if there is one. On a real create the id is reserved for the asker, so that of
-    /// two requests that this replica answers before either is seen by the watch only one is admitted. Between replicas
-    /// the operator decides, by an atomic guard in the queue.
+    /// Another run that has this runId, if any. A real create reserves the id for the asker, so that if this
+    /// replica answers two requests before the watch shows either run, only one is admitted. Between replicas
+    /// the operator decides, with an atomic guard in the queue.
     pub fn taken(&self, run_id: &RunId, asker: &Key, reserve: Option<&PipelineRun>) -> Option<Key> {
         let stored = self
             .read()
@@ -134,7 +134,7 @@ impl World {
         match reserved.of.get(run_id.as_str()) {
             Some(Reservation { holder, .. }) if holder != asker => Some(holder.clone()),
             own => {
-                // Who asks again keeps his turn: others may have counted him already.
+                // A run that asks again keeps its turn, because others may have counted it already.
                 let turn = own.map(|own| own.number);
                 if let Some(run) = reserve {
                     reserved.made += 1;
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// The run was not admitted after all.
+    /// Releases the reservation of a run that was not admitted after all.
     pub fn give_back(&self, asker: &Key) {
         self.reserved().of.retain(|_, reservation| reservation.holder != *asker);
     }
@@ -157,11 +157,11 @@ impl World {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What other runs of the run's namespace use that have not ended: those that are known, and those that this replica
-    /// has just admitted. What other replicas admit in the same moment is not in it.
+    /// The usage of the other unfinished runs in the run's namespace: the known ones, and those that this
+    /// replica has just admitted. Runs that other replicas admit at the same moment are not included.
     ///
-    /// Of runs that are asked about at the same moment the later counts the earlier: if each counted all others, none would
-    /// be admitted where there is room for one.
+    /// Among concurrent requests, the later counts the earlier: if each counted all others, none would be
+    /// admitted where there is room for one.
     pub fn usage_of_others(&self, asker: &Key) -> Usage {
         let (namespace, name) = asker;
         let mut usage = Usage::default();
@@ -171,7 +171,7 @@ impl World {
         };
         let reserved = self.reserved();
         let index = self.read();
-        // A run that is stored is changed, and all others count.
+        // For an update of a stored run, all others count.
         let creating = !index.runs.contains_key(asker);
         let own = reserved.of.values().find(|reservation| creating && reservation.holder == *asker);
         let turn = own.map_or(u64::MAX, |own| own.number);
@@ -191,12 +191,12 @@ impl World {
 }
 
 impl Index {
-    /// Puts a compiled policy in force.
+    /// Enforces a compiled policy.
     pub fn set_policy(&mut self, policy: impl Into<Arc<Policy>>) {
         Arc::make_mut(&mut self.policies).insert(policy.into());
     }
 
-    /// Adds a run, or what has become of it.
+    /// Adds or updates a run.
     pub fn set_run(&mut self, run: &PipelineRun) {
         let (namespace, name) = (run.metadata.namespace.clone(), run.metadata.name.clone());
         let key = (namespace.unwrap_or_default(), name.unwrap_or_default());
@@ -220,25 +220,24 @@ impl Index {
         }
     }
 
-    /// The runs of a namespace.
     fn runs_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = (&'a Key, &'a KnownRun)> {
         let here = self.runs.range((namespace.to_owned(), String::new())..);
         here.take_while(move |((of, _), _)| of == namespace)
     }
 
-    /// The grants of a namespace.
+    /// The grants in a namespace.
     pub fn grants_in(&self, namespace: &str) -> Vec<ReferenceGrant> {
         let here = self.grants.range((namespace.to_owned(), String::new())..);
         here.take_while(|((of, _), _)| of == namespace).map(|(_, grant)| grant.clone()).collect()
     }
 
-    /// Runs that are not finished and refer to this Pipeline.
+    /// Unfinished runs that refer to this Pipeline.
     pub fn active_runs(&self, pipeline: &Key) -> impl Iterator<Item = &Key> {
         self.active_of.get(pipeline).into_iter().flatten()
     }
 }
 
-/// Takes a run out of an index.
+/// Removes a run from an index.
 fn forget<I: Eq + Hash>(index: &mut HashMap<I, BTreeSet<Key>>, id: &I, run: &Key) {
     if let Some(runs) = index.get_mut(id) {
         runs.remove(run);
@@ -249,10 +248,10 @@ fn forget<I: Eq + Hash>(index: &mut HashMap<I, BTreeSet<Key>>, id: &I, run: &Key
 }
 
 impl KnownPipeline {
-    /// Reads one as it is stored; `None` if it does not fit its type.
+    /// Reads a stored Pipeline; `None` if it does not fit its type.
     pub fn read(mut json: Value) -> Option<Self> {
         let typed = Pipeline::deserialize(&json).ok()?;
-        // Half of a stored object is the record of who wrote which field.
+        // About half of a stored object is the record of which manager owns which field.
         if let Some(metadata) = json.get_mut("metadata").and_then(Value::as_object_mut) {
             metadata.remove("managedFields");
         }
@@ -271,7 +270,7 @@ impl KnownRun {
         }
     }
 
-    /// The Pipeline that it refers to.
+    /// The Pipeline that the run refers to.
     fn pipeline_key(&self, own: &Key) -> Key {
         (self.pipeline.namespace.clone().unwrap_or_else(|| own.0.clone()), self.pipeline.name.clone())
     }

@@ -1,6 +1,6 @@
-//! CEL expressions: compiled once, with everything that can be known before an object arrives, and then evaluated under
-//! a meter. Names that do not exist are refused here, because an expression that fails on every object would stop a
-//! whole team.
+//! CEL expressions: compiled once, with every check that is possible before an object arrives, and then
+//! evaluated under a meter. Unknown names are refused at compile time, because an expression that fails on
+//! every object would block a whole team.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,21 +20,21 @@ use super::meter::{self, BUILT, PAIRED, QUADRATIC, SMALL_RESULT, TURN};
 use super::one_line;
 use crate::rules::nearest;
 
-/// Nested brackets. Deeper ones are not written by people.
+/// The limit of nested brackets. People do not write deeper ones.
 const BRACKETS_MAX: u16 = 48;
-/// Operators and calls that wait for each other, with those that meter them. The interpreter needs up to 36 KiB of stack for
-/// each in a debug build, and evaluates on threads that have 2 MiB.
+/// The limit of operators and calls that wait for each other, including the calls that meter them. In a debug
+/// build the interpreter needs up to 36 KiB of stack for each, and evaluates on threads with 2 MiB.
 const LEVELS_MAX: usize = 40;
-/// Loops within loops: filters, their variables, and a list to compare with.
+/// Nested loops: over filters, over their variables, and over a list to compare with.
 const LOOPS_MAX: usize = 3;
-/// Expressions are parsed by recursive descent; 4,096 characters need less than this, also in a debug build.
+/// Expressions are parsed by recursive descent; 4,096 characters need less than this, even in a debug build.
 const PARSER_STACK: usize = 64 * 1024 * 1024;
-/// As long as a `message` may be.
+/// The longest `message`.
 const MESSAGE_MAX: usize = 1024;
-/// As long as the CRD allows.
+/// The longest expression that the CRD allows.
 const LENGTH_MAX: usize = 4096;
 
-/// What an expression can look at.
+/// The variables that an expression can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, EnumString, Display)]
 #[strum(serialize_all = "camelCase")]
 pub(super) enum Variable {
@@ -70,7 +70,8 @@ impl Expression {
         if source.len() > LENGTH_MAX {
             return Err(format!("it is {} bytes long, and {LENGTH_MAX} are allowed", source.len()));
         }
-        // In a thread of its own, because a parser that descends too deep ends the process, not only the request.
+        // In a separate thread, because a parser that recurses too deeply ends the whole process, not only
+        // the request.
         let source = source.to_owned();
         let parse = move || Self::parse(&source);
         let thread = std::thread::Builder::new().stack_size(PARSER_STACK).spawn(parse);
@@ -100,7 +101,7 @@ impl Expression {
         }
     }
 
-    /// The text of a message; `None` if the expression fails, or has none that fits into a message.
+    /// The text of a message; `None` if the expression fails, or if its result does not fit into a message.
     pub(super) fn text(&self, scope: &Context<'_>, until: Instant) -> Option<String> {
         match self.value(scope, until) {
             Ok(CelValue::String(text)) => Some(text.trim().to_owned())
@@ -120,7 +121,7 @@ impl Expression {
     }
 }
 
-/// A scope in which expressions are evaluated: the library, and the variables that are asked for.
+/// A scope for evaluating expressions: the library, and the requested variables.
 pub(super) fn scope<'v>(
     variables: &BTreeSet<Variable>,
     value: impl Fn(Variable) -> Option<&'v Value>,
@@ -132,7 +133,7 @@ pub(super) fn scope<'v>(
     scope
 }
 
-/// Field names stay as they are: `object.metadata.namespace` is what people write.
+/// Field names are not changed: people write `object.metadata.namespace`.
 fn convert(value: &Value) -> CelValue {
     match value {
         Value::Null => CelValue::Null,
@@ -162,7 +163,7 @@ fn kind_of(value: &CelValue) -> &'static str {
     }
 }
 
-/// Errors of the interpreter repeat the values they are about, which may be whole objects.
+/// Errors of the interpreter repeat the values that they are about, which may be whole objects.
 fn explain(error: &ExecutionError) -> String {
     match error {
         ExecutionError::NoSuchKey(key) => {
@@ -175,7 +176,7 @@ fn explain(error: &ExecutionError) -> String {
     }
 }
 
-/// Checks names and nesting on the way down, and puts in the calls that meter the evaluation.
+/// Checks names and nesting on the way down, and inserts the calls that meter the evaluation.
 struct Rewriter {
     scope: Vec<String>,
     loops: usize,
@@ -244,7 +245,7 @@ impl Rewriter {
 
     fn call(&mut self, call: CallExpr) -> Result<Expr, String> {
         let CallExpr { func_name, target, args } = call;
-        // `sets.contains(…)`: the target is not a variable but the first half of the name.
+        // `sets.contains(…)`: the target is not a variable, but the first half of the name.
         let namespace = target.as_deref().and_then(|target| match &target.expr {
             Expr::Ident(prefix) if is_known(&format!("{prefix}.{func_name}")) => Some(prefix.clone()),
             _ => None,
@@ -276,7 +277,7 @@ impl Rewriter {
             (None, _) => None,
         };
         let call = Expr::Call(CallExpr { func_name: func_name.clone(), target, args });
-        // What a loop collects was measured when its entry was built.
+        // The entries that a loop collects were measured when they were built.
         let grows = func_name == operators::ADD && !appends
             || !is_operator(&func_name) && !SMALL_RESULT.contains(&func_name.as_str());
         Ok(if grows { built(call) } else { call })
@@ -320,7 +321,7 @@ impl Rewriter {
     }
 }
 
-/// How many levels of an expression the interpreter is in at most.
+/// The most levels of an expression that the interpreter enters at once.
 fn levels(expression: &IdedExpr) -> usize {
     fn deepest<'a>(below: impl IntoIterator<Item = &'a IdedExpr>) -> usize {
         below.into_iter().map(levels).max().unwrap_or(0)
@@ -342,8 +343,8 @@ fn levels(expression: &IdedExpr) -> usize {
     }
 }
 
-/// A field by its name. The interpreter copies what it selects, with all that is below, and lends what it indexes; and of a value
-/// that has no fields it selects `false`, where indexing fails.
+/// A field access by name. Selecting copies the value with everything below it, and gives `false` for a value
+/// without fields; indexing borrows the value, and fails if it has no fields.
 fn indexed(operand: IdedExpr, field: String) -> Expr {
     let field = IdedExpr { id: 0, expr: Expr::Literal(LiteralValue::String(field.into())) };
     let args = vec![operand, field];
@@ -356,7 +357,7 @@ fn wrapped(function: &str, expression: IdedExpr) -> IdedExpr {
 }
 
 fn built(expression: Expr) -> Expr {
-    // A list of constants is as large as it was written.
+    // A list of constants is only as large as it was written.
     let constant = |element: &IdedExpr| matches!(element.expr, Expr::Literal(_));
     match &expression {
         Expr::List(list) if list.elements.iter().all(constant) => expression,
@@ -368,7 +369,8 @@ fn is_operator(name: &str) -> bool {
     !name.starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
-/// Asks the library itself, which has no list of its functions: calling an unknown one says so before anything happens.
+/// Asks the library itself, which cannot list its functions: a call to an unknown one fails before anything
+/// happens.
 fn is_known(name: &str) -> bool {
     let call = CallExpr { func_name: name.to_owned(), target: None, args: Vec::new() };
     let call = IdedExpr { id: 0, expr: Expr::Call(call) };
@@ -377,7 +379,7 @@ fn is_known(name: &str) -> bool {
     !matches!(answer, Some(Ok(Err(ExecutionError::UndeclaredReference(_)))))
 }
 
-/// A pattern that is put together at run time could ask for a billion digits.
+/// A pattern that is built at run time could ask for a billion digits.
 fn check_format(pattern: Option<&IdedExpr>) -> Result<(), String> {
     match pattern.map(|pattern| &pattern.expr) {
         Some(Expr::Literal(LiteralValue::String(pattern)))

@@ -11,12 +11,12 @@ use serde_json::Value;
 use super::{REGEX_BYTES_MAX, REGEX_TEXT_MAX, one_line};
 use crate::rules::{parse_duration, parse_quantity, quote};
 
-/// Parts of a JSON Schema once its references are followed: each is looked at once per value.
+/// Parts of a JSON Schema with its references followed: each is checked once per value.
 const SCHEMA_PARTS_MAX: usize = 5_000;
-/// Schemas within schemas: validation recurses.
+/// Nested schemas: validation recurses.
 const SCHEMA_DEPTH_MAX: usize = 32;
 
-/// What a field must satisfy.
+/// A constraint on a field.
 #[derive(Debug)]
 pub(crate) enum Check {
     Regex(Regex),
@@ -26,7 +26,8 @@ pub(crate) enum Check {
     Schema(Box<jsonschema::Validator>),
 }
 
-/// A bound as it was written, and what it can mean: `15m` is 15 minutes and 15 thousandths, until the field decides.
+/// A bound as written, with its possible meanings: `15m` is 15 minutes or 15 thousandths, depending on the
+/// field.
 #[derive(Clone, Debug)]
 pub(crate) struct Bound {
     pub(crate) text: String,
@@ -57,8 +58,8 @@ impl Bound {
 }
 
 impl Check {
-    /// What is wrong with the value of a field; `None` if nothing is. What is absent breaks `required` alone: a rule
-    /// about a value says nothing about fields that nobody set.
+    /// The problem with a field's value; `None` if there is none. An absent field breaks only `required`: a
+    /// rule about a value does not apply to fields that are not set.
     pub(super) fn problem(&self, value: Option<&Value>) -> Option<String> {
         let present = value.filter(|value| !is_empty(value));
         match (self, present) {
@@ -93,7 +94,7 @@ impl Check {
     }
 }
 
-/// The regular expression must match as a whole, as people expect of "allowed values".
+/// The regular expression must match the whole value, as people expect of "allowed values".
 pub(crate) fn compile_regex_whole(pattern: &str) -> Result<Regex, String> {
     compile_regex(pattern)?;
     compile_regex(&format!("^(?:{pattern})$"))
@@ -104,20 +105,20 @@ pub(super) fn compile_regex(pattern: &str) -> Result<Regex, String> {
     built.map_err(|error| one_line(&error.to_string()))
 }
 
-/// Compiles a JSON Schema that takes bounded time on any value, and refers to nothing outside itself.
+/// Compiles a JSON Schema that takes bounded time on any value, and that refers to nothing outside itself.
 pub(crate) fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, String> {
     Expansion { root: schema, sizes: HashMap::new() }.size(schema, 0)?;
-    // The linear-time engine: a pattern must not be able to stall admission.
+    // The linear-time engine, because no pattern may stall admission.
     let options =
         jsonschema::options().with_pattern_options(PatternOptions::regex().size_limit(REGEX_BYTES_MAX));
     options.build(schema).map_err(|error| one_line(&error.to_string()))
 }
 
-/// Follows references, to know how large a schema really is: a few lines that refer to each other twice can mean
-/// millions of checks, and one that refers to itself never ends.
+/// Follows references to find the real size of a schema: a few lines that refer to each other twice can mean
+/// millions of checks, and a schema that refers to itself never ends.
 struct Expansion<'a> {
     root: &'a Value,
-    /// Parts below a reference; `None` while it is being followed.
+    /// The number of parts below a reference; `None` while it is being followed.
     sizes: HashMap<&'a str, Option<usize>>,
 }
 
@@ -141,7 +142,7 @@ impl<'a> Expansion<'a> {
                             ));
                         }
                         ("$ref", Value::String(reference)) => self.reference(reference, depth)?,
-                        // Parts that are only referred to count where they are used.
+                        // Parts in definitions count where they are used.
                         ("$defs" | "definitions", _) => 0,
                         _ => self.size(value, depth + 1)?,
                     };
@@ -253,7 +254,7 @@ mod tests {
             problem(&check, longer).as_deref(),
             Some("has 65549 bytes, and a pattern is held against 65536 at most")
         );
-        // An alternative must not escape the anchors by its own brackets.
+        // Brackets in a pattern must not let an alternative escape the anchors.
         assert!(compile_regex_whole("a)|(b").is_err());
     }
 
@@ -280,7 +281,8 @@ mod tests {
             assert_eq!(problem(&Check::Forbidden, empty.clone()), None, "{empty}");
         }
         assert!(Check::Required.problem(None).is_some());
-        // A switch that is off is what a rule that forbids it wants; as a required field it is present.
+        // A rule that forbids a switch accepts one that is off; as a required field, a switch that is off is
+        // present.
         assert_eq!(problem(&Check::Required, json!(false)), None);
         assert_eq!(problem(&Check::Forbidden, json!(false)), None);
         assert_eq!(problem(&Check::Forbidden, json!(true)), Some("is true".to_owned()));
@@ -322,7 +324,7 @@ mod tests {
             let refused = compile_schema(&hostile).unwrap_err();
             assert!(refused.contains(why), "{refused}");
         }
-        // Few levels, and still 32,768 ways down.
+        // Few levels, but 32,768 ways down.
         let shallow: serde_json::Map<String, Value> = (0..5)
             .map(|level| {
                 let next = json!({ "$ref": format!("#/$defs/a{}", level + 1) });

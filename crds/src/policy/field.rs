@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::rules::{constant_regex, field_names};
 
-/// A path, parsed once.
+/// A parsed path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FieldPath(Vec<Step>);
 
@@ -20,12 +20,13 @@ enum Step {
     Every,
 }
 
-/// A text is not a field path.
+/// The error for a text that is not a field path.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("it is not a field path")]
 pub(crate) struct NotAPath;
 
-/// What people write rules about; of these, labels and annotations may have defaults.
+/// The metadata fields that people write rules about; of these, only labels and annotations may have
+/// defaults.
 static METADATA: LazyLock<Value> = LazyLock::new(|| {
     let text = json!({"type": "string"});
     let texts = json!({"type": "object", "additionalProperties": text});
@@ -34,7 +35,7 @@ static METADATA: LazyLock<Value> = LazyLock::new(|| {
         "annotations": texts, "finalizers": list, "ownerReferences": list}}}})
 });
 
-/// A kind has no field of this name after so many steps; it has these.
+/// The error for a name that a kind does not have after this many steps, with the names that it has.
 #[derive(Debug, PartialEq)]
 pub(crate) struct NoSuchField<'a> {
     pub(crate) name: String,
@@ -42,7 +43,7 @@ pub(crate) struct NoSuchField<'a> {
     pub(crate) known: Vec<&'a str>,
 }
 
-/// A place that a path leads to, and what is there.
+/// A place that a path leads to, with its value.
 #[derive(Debug, PartialEq)]
 pub(super) struct Place<'a> {
     pub(super) path: String,
@@ -59,7 +60,7 @@ impl FromStr for FieldPath {
         let mut steps = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {
-            // A name after a name needs its dot, and the first has none.
+            // A name after another step needs its dot, and the first name has none.
             let found = STEP.captures(rest).ok_or(NotAPath)?;
             let step = match (found.get(1), found.get(2)) {
                 (Some(name), _) if steps.is_empty() == rest.starts_with('.') => {
@@ -94,7 +95,7 @@ impl FieldPath {
         }
     }
 
-    /// The part of a kind's schema that it leads to, or why there is no such field.
+    /// The part of a kind's schema that the path leads to, or why there is no such field.
     pub(crate) fn within<'a>(&self, schema: &'a Value) -> Result<&'a Value, NoSuchField<'a>> {
         let mut here = self.root(schema);
         for (steps, step) in self.0.iter().enumerate() {
@@ -110,8 +111,9 @@ impl FieldPath {
         Ok(here)
     }
 
-    /// How many of its steps must be there before a default can be filled in; the rest is made. No object is made that would
-    /// lack what its schema requires, because the API server would refuse it, and no entry of a list.
+    /// How many of the path's steps must exist before a default can be filled in; the remaining ones are
+    /// created. Entries of lists are never created, and neither are objects that would lack a field required
+    /// by their schema, because the API server would refuse them.
     pub(super) fn steps_needed(&self, schema: &Value) -> usize {
         let (mut here, mut needed) = (self.root(schema), 0);
         for (before, step) in self.0.iter().enumerate() {
@@ -131,13 +133,14 @@ impl FieldPath {
 
     fn root<'a>(&self, schema: &'a Value) -> &'a Value {
         match self.0.first() {
-            // The schema of a kind leaves these to the API server.
+            // The schema of a kind leaves metadata to the API server.
             Some(Step::Name(first)) if first == "metadata" => &METADATA,
             _ => schema,
         }
     }
 
-    /// Every place it leads to. A list that is absent has no places; a field that is absent has one, with nothing there.
+    /// Every place that the path leads to. An absent list has no places; an absent field has one, without a
+    /// value.
     pub(super) fn places<'a>(&self, object: &'a Value) -> Vec<Place<'a>> {
         let mut places = vec![Place { path: String::new(), value: Some(object) }];
         for step in &self.0 {
@@ -146,28 +149,28 @@ impl FieldPath {
         places
     }
 
-    /// Writes `value` wherever the field is absent and so many steps towards it are not, and makes the objects on the rest of
-    /// the way. Doing it again changes nothing.
+    /// Writes `value` wherever the field is absent but the needed steps towards it exist, and creates the
+    /// objects on the rest of the way. A repetition changes nothing.
     pub(super) fn fill(&self, object: &mut Value, value: &Value, needed: usize) {
         fill(object, &self.0, value, self.0.len().saturating_sub(needed));
     }
 }
 
 impl FieldPath {
-    /// Fills in what a stored run has and its new version leaves out; `default` is the value of today.
+    /// Fills in fields that a stored run has and its new version omits; `default` is the current default.
     pub(super) fn keep(&self, object: &mut Value, stored: &Value, default: &Value, needed: usize) {
         for Place { path, value } in self.places(stored) {
             let Some(value) = value.filter(|value| !self.may_change_in_a_run() || *value == default) else {
                 continue;
             };
-            // A path to one place is a path, unless a key has characters that no path can name.
+            // The path to a single place can be parsed, unless a key has characters that no path can express.
             if let Ok(path) = path.parse::<Self>() {
                 path.fill(object, value, needed);
             }
         }
     }
 
-    /// What of a run its owner may change; see the rules of a PipelineRun.
+    /// Whether the owner of a run may change the field; see the rules of a PipelineRun.
     fn may_change_in_a_run(&self) -> bool {
         let name = |index: usize| match self.0.get(index) {
             Some(Step::Name(name)) => name.as_str(),
@@ -216,7 +219,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// `made`: how many of the last steps may be made.
+/// `made`: how many of the last steps may be created.
 fn fill(target: &mut Value, steps: &[Step], value: &Value, made: usize) {
     let Some((step, rest)) = steps.split_first() else {
         if target.is_null() {
@@ -240,7 +243,7 @@ fn fill(target: &mut Value, steps: &[Step], value: &Value, made: usize) {
         (Step::Every, Value::Object(fields)) => {
             fields.values_mut().for_each(|item| fill(item, rest, value, made));
         }
-        // A value of another type stays: the schema says what is wrong with it.
+        // A value of another type stays: the schema reports it.
         _ => {}
     }
 }
@@ -253,10 +256,10 @@ fn fill_field(fields: &mut Map<String, Value>, name: &str, rest: &[Step], value:
     }
 }
 
-/// A schema that says nothing.
+/// A schema without constraints.
 static ANYTHING: Value = Value::Null;
 
-/// The schema of what is one step further; `None` if there is no such thing.
+/// The schema one step further; `None` if there is no such step.
 fn child<'a>(here: &'a Value, step: &Step) -> Option<&'a Value> {
     if here.is_null() {
         return Some(&ANYTHING);

@@ -1,9 +1,9 @@
-//! What keeps an expression from running away. The interpreter has no limits of its own, so expressions are rewritten
-//! when they are compiled (see `cel.rs`): every turn of a loop and everything that builds a value calls one of the
-//! functions here, and they refuse once the allowance is used up.
+//! Keeps an expression from running away. The interpreter has no limits of its own, so expressions are
+//! rewritten when they are compiled (see `cel.rs`): every turn of a loop and everything that builds a value
+//! calls one of the functions here, which refuse once the allowance is used up.
 //!
-//! An allowance belongs to the thread that evaluates: the interpreter is synchronous, and its functions have no other
-//! way to know for whom they work.
+//! An allowance belongs to the evaluating thread: the interpreter is synchronous, and its functions have no
+//! other way to know which evaluation they serve.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -18,29 +18,29 @@ use regex::Regex;
 
 use super::REGEX_TEXT_MAX;
 
-/// Turns of loops of one evaluation. A policy over 32 filters with 256 variables each needs 8,192.
+/// Turns of all loops in one evaluation. A policy over 32 filters with 256 variables each needs 8,192.
 const TURNS_MAX: u32 = 50_000;
 
 /// Bytes and entries that one evaluation may build. An object has at most 1.5 MiB, the limit of etcd.
 const BUILT_MAX: usize = 4 * 1024 * 1024;
 
-/// Entries of a list for functions that compare each with each.
+/// Entries in a list for functions that compare each entry with each.
 const PAIRED_MAX: usize = 1_000;
 
-/// Digits of a number in `format`; more than a double has.
+/// Digits of a precision in `format`: 99 digits are more than a double has.
 const PRECISION_DIGITS: usize = 2;
 
-/// Regular expressions that are kept. Patterns are literals almost always, and policies have few.
+/// Regular expressions that are kept. Almost all patterns are literals, and policies have few of them.
 const REGEXES_KEPT: usize = 256;
 
 /// Called before each turn of a loop, with the loop's own condition.
 pub(super) const TURN: &str = "@turn";
-/// Called with everything that was built: lists, maps, sums and results of functions.
+/// Called with every built value: lists, maps, sums and results of functions.
 pub(super) const BUILT: &str = "@built";
-/// Called with what a function would compare each with each.
+/// Called with the arguments of a function that would compare each entry with each.
 pub(super) const PAIRED: &str = "@paired";
 
-/// Functions whose result is small whatever they are given, so that it need not be measured.
+/// Functions whose result is always small, so that it need not be measured.
 pub(super) const SMALL_RESULT: &[&str] = &[
     "size",
     "contains",
@@ -79,7 +79,7 @@ pub(super) const SMALL_RESULT: &[&str] = &[
     "family",
 ];
 
-/// Functions that compare each entry with each, or grow with the product of what they are given.
+/// Functions that compare each entry with each, or that grow with the product of their arguments.
 pub(super) const QUADRATIC: &[&str] = &["distinct", "sets.contains", "sets.equivalent", "sets.intersects"];
 
 thread_local! {
@@ -100,7 +100,7 @@ impl Allowance {
     }
 }
 
-/// Runs `evaluate` with a fresh allowance; `None` if it was used up, whatever the result was.
+/// Runs `evaluate` with a fresh allowance; `None` if the allowance was used up, regardless of the result.
 pub(super) fn metered<T>(until: Instant, evaluate: impl FnOnce() -> T) -> Option<T> {
     let fresh = Allowance { turns: TURNS_MAX, built: BUILT_MAX, until: Some(until), spent: false };
     ALLOWANCE.set(fresh);
@@ -108,8 +108,8 @@ pub(super) fn metered<T>(until: Instant, evaluate: impl FnOnce() -> T) -> Option
     (!ALLOWANCE.get().spent).then_some(result)
 }
 
-/// The functions of Kubernetes' CEL library, with limits where they have none. Made once: registering takes longer than
-/// most evaluations.
+/// The functions of Kubernetes' CEL library, with limits where it has none. Created once, because registering
+/// them takes longer than most evaluations.
 pub(super) fn library() -> &'static Context<'static> {
     static LIBRARY: LazyLock<Context<'static>> = LazyLock::new(|| {
         let mut library = Context::default().with_all();
@@ -137,7 +137,8 @@ fn refuse(mut allowance: Allowance, what: &str) -> ExecutionError {
 
 fn turn(goes_on: Value) -> Result<Value, ExecutionError> {
     let mut allowance = ALLOWANCE.get();
-    // One look at the clock per turn: a turn may clone a whole object, which takes much longer than the look.
+    // Checks the clock once per turn: a turn may clone a whole object, which takes much longer than the
+    // check.
     if allowance.turns == 0 || allowance.is_late() || allowance.spent {
         return Err(refuse(allowance, "the expression takes too long"));
     }
@@ -179,9 +180,9 @@ fn paired(value: Value) -> Result<Value, ExecutionError> {
     }
 }
 
-/// Bytes and entries of a value, all the way down; `None` as soon as it is above `most`.
+/// The bytes and entries of a value at all levels; `None` as soon as they exceed `most`.
 fn measure(value: &Value, most: usize) -> Option<usize> {
-    /// An entry's own weight: a boxed value and its place in a list or table.
+    /// The weight of an entry itself: a boxed value and its place in a list or table.
     const ENTRY: usize = 32;
     let within = |size: usize| (size <= most).then_some(size);
     match value {
@@ -199,8 +200,8 @@ fn measure(value: &Value, most: usize) -> Option<usize> {
     }
 }
 
-/// A compiled regular expression, kept for the next evaluation: compiling takes far longer than matching. Shared and not cloned,
-/// because a clone makes its working memory anew.
+/// A compiled regular expression, kept for the next evaluation, because compiling takes far longer than
+/// matching. It is shared and not cloned, because a clone would allocate its working memory again.
 pub(super) fn regex(pattern: &str) -> Result<Arc<Regex>, String> {
     static KEPT: LazyLock<RwLock<HashMap<String, Arc<Regex>>>> = LazyLock::new(RwLock::default);
     let found = KEPT.read().unwrap_or_else(PoisonError::into_inner).get(pattern).cloned();
@@ -209,7 +210,7 @@ pub(super) fn regex(pattern: &str) -> Result<Arc<Regex>, String> {
     }
     let regex = Arc::new(super::check::compile_regex(pattern)?);
     let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
-    // Patterns that are put together from objects could fill it.
+    // Patterns that are built from objects could fill the cache.
     if kept.len() >= REGEXES_KEPT {
         kept.clear();
     }
@@ -254,13 +255,15 @@ fn find_all(This(text): This<Arc<String>>, Arguments(args): Arguments) -> Result
     collected(regex.find_iter(&text).take(most).map(|found| found.as_str()))
 }
 
-/// Each match may need a search to the end of the text, so one look at the clock is not enough for all of them.
+/// Each match may need a search to the end of the text, so one check of the clock is not enough for all of
+/// them.
 fn collected<'t>(found: impl Iterator<Item = &'t str>) -> Result<Value, ExecutionError> {
     let found = found.map(|found| in_time().map(|()| found.into()));
     Ok(Value::from(found.collect::<Result<Vec<Value>, _>>()?))
 }
 
-/// The library's own compares at every place; these take time by the sum of both texts, and count characters as it does.
+/// The library's own function compares at every place; this takes time proportional to the sum of both texts,
+/// and counts characters as the library does.
 fn index_of(This(this): This<Value>, Arguments(args): Arguments) -> Result<Value, ExecutionError> {
     match (&this, args.as_slice()) {
         (Value::String(text), [Value::String(part)]) => Ok(characters_before(text, text.find(part.as_str()))),
@@ -290,7 +293,7 @@ fn last_index_of(This(this): This<Value>, Arguments(args): Arguments) -> Result<
             let Some(last) = place_of(text, offset("lastIndexOf", *until)?) else {
                 return Ok(Value::Int(-1));
             };
-            // A match may begin at the last place, and goes on beyond it.
+            // A match may begin at the last place and extend beyond it.
             let end = text.floor_char_boundary(last.saturating_add(part.len()));
             Ok(characters_before(text, text[..end].rfind(part.as_str())))
         }
@@ -307,7 +310,7 @@ fn offset(name: &str, given: i64) -> Result<usize, ExecutionError> {
     usize::try_from(given).map_err(|_negative| outside())
 }
 
-/// Where a character begins; `None` beyond the last.
+/// The byte position of a character; `None` beyond the last one.
 fn place_of(text: &str, character: usize) -> Option<usize> {
     text.char_indices().nth(character).map(|(place, _)| place)
 }
@@ -360,7 +363,7 @@ fn range(end: i64) -> Result<Value, ExecutionError> {
     Ok(Value::from((0..end.max(0)).map(Value::Int).collect::<Vec<_>>()))
 }
 
-/// Whether a literal text, used as the pattern of `format`, asks for absurdly many digits.
+/// Whether a literal text, used as the pattern of `format`, asks for an absurd number of digits.
 pub(super) fn is_excessive_format(pattern: &str) -> bool {
     pattern
         .split("%.")
@@ -382,7 +385,7 @@ mod tests {
         Arguments(Arc::new(vec![Value::from(pattern)]))
     }
 
-    /// Nothing else looks at the clock while these run.
+    /// Nothing else checks the clock while these run.
     #[test]
     fn every_search_looks_at_the_clock() {
         let (past, future) =

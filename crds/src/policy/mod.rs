@@ -1,8 +1,8 @@
-//! The policy engine: what a `PipelinePolicy` means. A policy is compiled once, and then judges objects: pure
-//! functions, so that the webhook and the offline `validate` command cannot disagree.
+//! The policy engine: the meaning of a `PipelinePolicy`. A policy is compiled once, and then judges objects
+//! with pure functions, so that the webhook and the offline `validate` command cannot disagree.
 //!
-//! It lives beside the rules because they need it: a policy is valid if it compiles here. It has no clock but the
-//! deadline it is given, and never blocks.
+//! It lives beside the rules because they need it: a policy is valid if it compiles here. It never blocks,
+//! and has no clock except the deadline that it is given.
 
 mod cel;
 mod check;
@@ -28,17 +28,19 @@ pub use set::PolicySet;
 use crate::rules::{Kind, Rule, Violation, compile_policy as compile};
 use crate::v1alpha1::{PipelinePolicy, PipelinePolicySpec, PolicyAction, PolicyTarget};
 
-/// Memory that one compiled regular expression may take: generous for a hand-written one, small against a hostile one.
+/// Memory that one compiled regular expression may use: generous for a hand-written one, and small against a
+/// hostile one.
 pub(crate) const REGEX_BYTES_MAX: usize = 256 * 1024;
 
-/// Text that a regular expression is held against: a search takes time by the product of both, and nothing can stop one that
-/// has begun. Images, names and paths have at most a few thousand characters.
+/// The longest text that a regular expression is matched against: a search takes time proportional to the
+/// product of both, and nothing can stop one that has begun. Images, names and paths have at most a few
+/// thousand characters.
 const REGEX_TEXT_MAX: usize = 64 * 1024;
 
-/// Places of one field rule that are named in a rejection; the rest is as wrong in the same way.
+/// The number of places per field rule that a rejection names; the others have the same problem.
 const PLACES_SHOWN: usize = 3;
 
-/// The object that is judged, and what is known around it.
+/// The object to judge, and its context.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// Its kind.
@@ -53,32 +55,32 @@ pub struct Subject<'a> {
     pub namespace: Option<&'a Value>,
     /// The Pipeline of a run, if it is known.
     pub pipeline: Option<&'a Value>,
-    /// What the other runs of a run's namespace use at this moment; see [`Usage`].
+    /// What the other runs in the run's namespace use at this moment; see [`Usage`].
     pub usage: Option<Usage>,
 }
 
-/// What runs of a namespace that have not ended use together: what quotas are about.
+/// The combined usage of the unfinished runs in a namespace, for quotas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Usage {
-    /// How many there are.
+    /// The number of runs.
     pub active_runs: i64,
-    /// Their pods at once, together.
+    /// The sum of their parallelism.
     pub parallelism: i64,
 }
 
 /// A rule that an object breaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The policy.
+    /// The name of the policy.
     pub policy: String,
-    /// Its rule; empty if the policy itself is broken.
+    /// The name of its rule; empty if the policy itself is broken.
     pub rule: String,
-    /// What follows.
+    /// The consequence.
     pub action: PolicyAction,
-    /// The field, for rules about one.
+    /// The field, for rules about a field.
     pub field: Option<String>,
-    /// What the author of the policy says to it, and what was found.
+    /// The message of the policy's author, and what was found.
     pub message: String,
 }
 
@@ -99,14 +101,14 @@ impl std::fmt::Display for Finding {
 #[derive(Debug)]
 pub struct Policy {
     name: String,
-    /// The uid and generation of the object it was made of, if that was stored.
+    /// The uid and generation of the object that it was compiled from, if that object was stored.
     version: Option<(String, i64)>,
     targets: Vec<PolicyTarget>,
     action: PolicyAction,
     selector: Option<LabelSelector>,
     rules: Vec<CompiledRule>,
     defaults: Vec<CompiledDefault>,
-    /// Why it cannot be used; then nothing it selects is admitted.
+    /// Why it cannot be used; if so, nothing that it selects is admitted.
     problems: Vec<Violation>,
 }
 
@@ -133,7 +135,7 @@ impl CompiledRule {
 pub(crate) struct CompiledDefault {
     path: FieldPath,
     value: Value,
-    /// The kinds that have the field, and how many steps towards it an object of the kind must have.
+    /// The kinds that have the field, and how many steps towards it an object of that kind must have.
     targets: Vec<(PolicyTarget, usize)>,
 }
 
@@ -151,7 +153,7 @@ impl CompiledDefault {
     }
 }
 
-/// A field, and the kinds that have it: a policy for both may speak of fields of one.
+/// A field, and the kinds that have it: a policy for both kinds may refer to fields of one.
 #[derive(Debug)]
 pub(crate) struct Field {
     pub(crate) path: FieldPath,
@@ -171,8 +173,8 @@ pub(crate) enum Test {
 }
 
 impl Policy {
-    /// Compiles a policy. One that cannot be compiled is kept, and denies what it selects: a policy that silently does
-    /// nothing would be worse.
+    /// Compiles a policy. A policy that does not compile is kept, and denies what it selects: a policy that
+    /// silently does nothing would be worse.
     pub fn compile(policy: &PipelinePolicy) -> Self {
         let PipelinePolicySpec { namespace_selector, applies_to, action, rules: _, defaults: _ } =
             &policy.spec;
@@ -192,7 +194,7 @@ impl Policy {
         }
     }
 
-    /// A stored policy that does not even have the form of one: it is not known what it selects, so it denies everything.
+    /// A stored policy that does not match its schema: what it selects is unknown, so it denies everything.
     pub fn unreadable(metadata: &ObjectMeta, why: &str) -> Self {
         let problem = Violation {
             field: "spec".to_owned(),
@@ -212,12 +214,13 @@ impl Policy {
         }
     }
 
-    /// Its name.
+    /// The name of the policy.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it was made of this version of a stored object: what has changed since is its status, or who owns what.
+    /// Whether it was compiled from this version of a stored object: only its status or its managed fields
+    /// may have changed since.
     pub fn is_of(&self, metadata: &ObjectMeta) -> bool {
         self.version.is_some() && self.version == version(metadata)
     }
@@ -232,18 +235,18 @@ impl Policy {
         (self.rules.len(), self.defaults.len())
     }
 
-    /// Whether it holds for objects of this kind in a namespace with these labels.
+    /// Whether it applies to objects of this kind in a namespace with these labels.
     pub fn selects(&self, target: PolicyTarget, labels: &BTreeMap<String, String>) -> bool {
         self.targets.contains(&target)
             && self.selector.as_ref().is_none_or(|selector| selector::matches(selector, labels))
     }
 
-    /// Whether one of its expressions looks at `usage`, which costs a walk over the runs.
+    /// Whether one of its expressions reads `usage`, which costs a walk over the runs.
     pub fn looks_at_usage(&self) -> bool {
         self.variables().any(|variable| variable == Variable::Usage)
     }
 
-    /// Whether this rule of it looks at the Pipeline of a run.
+    /// Whether this rule reads the Pipeline of a run.
     pub fn looks_at_pipeline(&self, rule: &str) -> bool {
         let rules = self.rules.iter().filter(|known| known.name == rule);
         rules.flat_map(CompiledRule::variables).any(|variable| variable == Variable::Pipeline)
@@ -305,7 +308,8 @@ fn version(metadata: &ObjectMeta) -> Option<(String, i64)> {
     Some((metadata.uid.clone()?, metadata.generation?))
 }
 
-/// A scope with the variables that these policies use; converting an object that no expression looks at is wasted.
+/// A scope with the variables that these policies use; converting an object that no expression reads would be
+/// wasted.
 fn scope(policies: &[&Policy], subject: &Subject<'_>) -> Context<'static> {
     let variables: BTreeSet<Variable> = policies.iter().flat_map(|policy| policy.variables()).collect();
     let usage = subject.usage.map(|usage| json!(usage));
@@ -319,7 +323,7 @@ fn scope(policies: &[&Policy], subject: &Subject<'_>) -> Context<'static> {
     })
 }
 
-/// Errors of parsers come with a picture of the source; a message has one line.
+/// Errors of parsers contain a picture of the source, but a message has one line.
 pub(crate) fn one_line(text: &str) -> String {
     const SHOWN: usize = 160;
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -1,11 +1,11 @@
-//! Label selectors, as Kubernetes reads them.
+//! Label selectors, with the semantics of Kubernetes.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
-/// Whether labels satisfy a selector. One with an operator that does not exist selects everything: its policy is broken,
-/// and a broken policy must not fall silent.
+/// Whether labels satisfy a selector. A selector with an unknown operator selects everything: its policy is
+/// broken, and a broken policy must not fall silent.
 pub(super) fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     let LabelSelector { match_labels, match_expressions } = selector;
     let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);

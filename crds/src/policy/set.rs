@@ -1,4 +1,4 @@
-//! All policies together, as they are at one moment.
+//! All policies together, at one moment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use serde_json::Value;
 use super::{CompiledDefault, Finding, Policy, Subject, scope};
 use crate::v1alpha1::PolicyTarget;
 
-/// The policies in force, ordered by name: the same object gets the same answer from every replica.
+/// The policies in force, ordered by name, so that every replica gives the same answer for the same object.
 #[derive(Clone, Debug, Default)]
 pub struct PolicySet(BTreeMap<String, Arc<Policy>>);
 
 impl PolicySet {
-    /// Adds a policy, or replaces the one of its name.
+    /// Adds a policy, or replaces the one with the same name.
     pub fn insert(&mut self, policy: Arc<Policy>) {
         self.0.insert(policy.name().to_owned(), policy);
     }
@@ -34,8 +34,8 @@ impl PolicySet {
         self.0.values()
     }
 
-    /// Everything that breaks a rule, in the order of the policies. The deadline stops what is not evaluated by then, and
-    /// that counts as broken.
+    /// All broken rules, in the order of the policies. Rules that are not evaluated by the deadline count as
+    /// broken.
     pub fn judge(
         &self,
         subject: &Subject<'_>,
@@ -54,11 +54,12 @@ impl PolicySet {
         findings
     }
 
-    /// Fills in what policies say for fields that are absent. Of two policies the first by name has its way; doing it
-    /// again changes nothing.
+    /// Fills in the defaults of policies for absent fields. Of two policies, the first by name wins; a
+    /// repetition changes nothing.
     ///
-    /// A run that is stored keeps what it has: `stored` is the object before an update. Where it has something that cannot
-    /// change, that is filled in, whatever the policy says by now; what can change is filled in if it was the default.
+    /// A stored run keeps its values: `stored` is the object before an update. A stored value that cannot
+    /// change is filled in even if the policy has changed since; a value that can change is filled in only if
+    /// it was the default.
     pub fn fill_in(
         &self,
         target: PolicyTarget,
@@ -69,7 +70,8 @@ impl PolicySet {
         let defaults = self.selected(target, labels).flat_map(|policy| &policy.defaults);
         let mut defaults: Vec<(usize, &CompiledDefault)> =
             defaults.filter_map(|default| Some((default.steps_needed(target)?, default))).collect();
-        // What needs a parent comes after what may make it, or it would be filled in the second time only.
+        // A default that needs a parent comes after one that may create the parent; otherwise only a second
+        // call would fill it in.
         defaults.sort_by_key(|(needed, _)| *needed);
         for (needed, CompiledDefault { path, value, targets: _ }) in defaults {
             match stored {

@@ -1,4 +1,4 @@
-//! Policies as a platform team writes them, and as somebody hostile would.
+//! Policies as a platform team writes them, and hostile ones.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -144,7 +144,7 @@ fn hostile_expressions_are_refused_or_stopped_and_deny() {
         "'%s'.format([lists.range(100000).map(i, 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa').join(',')]) == ''".to_owned(),
         "lists.range(5000).distinct().size() > 0".to_owned(),
         "lists.range(30000).map(i, 'a').join('').replace('a', lists.range(30000).map(i, 'b').join('')) == ''".to_owned(),
-        // Deeper than is compiled, and not so deep.
+        // Too deep to compile, and less deep.
         format!("['aaaaaaaa']{}.size() > 0", long(".map(a,a+a)", 200)),
         format!("['aaaaaaaa']{}.size() > 0", long(".map(a,a+a)", 25)),
         format!("[1]{}.size() > 0", long(".map(a,[a,a])", 200)),
@@ -165,7 +165,7 @@ fn hostile_expressions_are_refused_or_stopped_and_deny() {
     }
 }
 
-/// What compares at every place would take days.
+/// A search that compares at every place would take days.
 #[test]
 fn looking_for_a_long_text_in_a_long_text_takes_no_longer_than_reading_both() {
     let long = "a".repeat(1_000_000);
@@ -199,7 +199,7 @@ fn places_in_texts_and_lists_are_found_as_in_kubernetes() {
     }
 }
 
-/// Where the webhook evaluates: a thread of tokio's has 2 MiB, and one that needs more ends the process.
+/// The webhook evaluates on tokio's threads, which have 2 MiB, and a thread that needs more ends the process.
 #[test]
 fn the_deepest_expressions_that_compile_are_evaluated_on_a_small_stack() {
     const STACK: usize = 2 * 1024 * 1024;
@@ -235,7 +235,7 @@ fn the_deepest_expressions_that_compile_are_evaluated_on_a_small_stack() {
     }
 }
 
-/// Or a rule that forbids a field could be got around by putting something else in its parent's place.
+/// Otherwise, replacing the parent with another value would get around a rule that forbids a field.
 #[test]
 fn a_field_of_what_has_no_fields_is_an_error_and_not_false() {
     for fails in ["!object.spec.text.privileged", "object.spec.text.privileged == false", "!oldObject.spec"] {
@@ -244,7 +244,7 @@ fn a_field_of_what_has_no_fields_is_an_error_and_not_false() {
     }
 }
 
-/// As people write what they allow: side by side, which is not deep.
+/// People write alternatives side by side, which is not deep.
 #[test]
 fn a_long_list_of_alternatives_compiles_and_is_evaluated() {
     for (operator, holds) in [(" || ", true), (" && ", false)] {
@@ -289,7 +289,7 @@ fn a_policy_that_cannot_be_used_denies_what_it_selects_even_if_it_only_warns() {
     assert!(found[0].message.contains("cannot be used"), "{found:?}");
 }
 
-/// `#` begins a comment that would hide the end of what is put around the pattern.
+/// `#` begins a comment, which would hide the end of the text around the pattern.
 #[test]
 fn a_pattern_that_cannot_be_matched_as_a_whole_makes_the_policy_unusable() {
     let field = json!([{ "name": "r", "message": "m", "field": "spec.filters[*].image", "regex": "(?x) ghcr\\.io/.+ # ours" }]);
@@ -358,11 +358,11 @@ fn the_first_policy_by_name_defaults_and_a_stored_run_keeps_what_it_has() {
     let filled = json!({ "spec": { "execution": { "timeout": "1h" } } });
     assert_eq!(default(bare.clone(), None), filled);
     assert_eq!(default(filled.clone(), None), filled);
-    // Stored before the policies existed: adding a field now would be a change of something immutable.
+    // Stored before the policies existed: adding a field now would change something immutable.
     assert_eq!(default(bare.clone(), Some(&bare)), bare);
-    // Stored with the default, and applied again from a file that does not have it.
+    // Stored with the default, and applied again from a file without it.
     assert_eq!(default(bare.clone(), Some(&filled)), filled);
-    // Stored with a default of another day.
+    // Stored with an older default.
     let older = json!({ "spec": { "execution": { "timeout": "5h" } } });
     assert_eq!(default(bare, Some(&older)), older);
 }
@@ -444,7 +444,7 @@ fn a_default_makes_no_object_that_would_lack_what_its_schema_requires() {
         (&region, recipe, json!({ "sink": {} }), json!({ "sink": {} })),
         (&owner, recipe, source(json!({})), source(json!({}))),
         (&owner, recipe, keys(json!({ "name": "n" })), keys(json!({ "name": "n", "namespace": "shared" }))),
-        // These may be made: the default brings along all that they require.
+        // These may be created: the default provides everything that they require.
         (&secret, recipe, source(json!({})), keys(json!({ "name": "keys" }))),
         (&timeout, run, json!({}), json!({ "execution": { "timeout": "2h" } })),
     ] {

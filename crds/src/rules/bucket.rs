@@ -11,7 +11,7 @@ use super::violation::{Findings, quote};
 use super::{Context, endpoint, names};
 use crate::v1alpha1::{Bucket, GrantFromKind, GrantToKind};
 
-/// S3's limit for a key, in bytes; a longer prefix can match nothing.
+/// S3's limit for a key, in bytes; a longer prefix cannot match anything.
 const KEY_BYTES_MAX: usize = 1024;
 
 pub(super) fn check(

@@ -1,4 +1,4 @@
-//! What makes the Secret of a bucket usable, for webhook and operator alike.
+//! Checks that the Secret of a bucket is usable, for the webhook and the operator alike.
 
 use k8s_openapi::api::core::v1::Secret;
 use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
@@ -6,7 +6,7 @@ use protocol::secret::{ACCESS_KEY_ID, SECRET_ACCESS_KEY};
 use super::rule::Rule;
 use super::violation::Violation;
 
-/// The keys of a bucket, as its Secret holds them.
+/// The keys of a bucket, from its Secret.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct BucketKeys<'a> {
     /// The access key.
@@ -15,12 +15,12 @@ pub struct BucketKeys<'a> {
     pub secret: &'a str,
 }
 
-/// Why a Secret has no keys of a bucket.
+/// Why a Secret has no keys for a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretProblem {
-    /// It does not exist.
+    /// The Secret does not exist.
     Missing,
-    /// These keys are missing, empty or no text.
+    /// These keys are missing, empty or not text.
     Lacks(Vec<&'static str>),
 }
 
@@ -44,7 +44,7 @@ impl<'a> BucketKeys<'a> {
 }
 
 impl SecretProblem {
-    /// What is wrong with the Secret of this name, and what to do.
+    /// The problem with the Secret of this name, and how to fix it.
     pub fn of(&self, namespace: &str, name: &str) -> String {
         let (message, fix) = self.words(namespace, name);
         format!("{message}; {fix}")

@@ -1,5 +1,5 @@
-//! Endpoints of S3-compatible services: well-formed, without credentials, and not a way to reach what only the
-//! operator's own network position reaches (instance metadata, link-local and loopback addresses).
+//! Endpoints of S3-compatible services: well-formed, without credentials, and not usable to reach addresses
+//! that only the operator's network position reaches (instance metadata, link-local and loopback addresses).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,18 +10,18 @@ use super::path::Path;
 use super::rule::Rule;
 use super::violation::{Findings, quote};
 
-/// Which internal addresses an administrator allows.
+/// The internal addresses that an administrator allows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EndpointPolicy<'a> {
-    /// Networks that endpoints may be in although they are refused by default.
+    /// Networks that endpoints may use although they are refused by default.
     pub allowed_networks: &'a [IpNet],
     /// Hosts that endpoints may name although they are refused by default.
     pub allowed_hosts: &'a [String],
 }
 
 impl EndpointPolicy<'_> {
-    /// Whether requests may be sent to this address. Called for literal addresses here, and again for what a name
-    /// resolves to when the connection is made: a name can point anywhere.
+    /// Whether requests may be sent to this address. Called for literal addresses here, and again for the
+    /// addresses of a name when the connection is made, because a name can resolve to anything.
     pub fn allows(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         !is_internal(address) || self.allowed_networks.iter().any(|network| network.contains(&address))
@@ -38,9 +38,9 @@ impl EndpointPolicy<'_> {
 const INTERNAL_HOSTS: [&str; 5] =
     ["localhost", "metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"];
 
-/// Metadata services of clouds. The network policies of the deployment know the same.
+/// Metadata services of clouds. The network policies of the deployment have the same list.
 pub const METADATA: [IpNet; 8] = [
-    // Most clouds; containers and pods of AWS.
+    // Most clouds; AWS containers and pods.
     v4(Ipv4Addr::new(169, 254, 169, 254)),
     v4(Ipv4Addr::new(169, 254, 170, 2)),
     v4(Ipv4Addr::new(169, 254, 170, 23)),
@@ -48,7 +48,7 @@ pub const METADATA: [IpNet; 8] = [
     v4(Ipv4Addr::new(100, 100, 100, 200)),
     v4(Ipv4Addr::new(168, 63, 129, 16)),
     v4(Ipv4Addr::new(192, 0, 0, 192)),
-    // AWS has all of this network for it, Google one address.
+    // AWS uses this whole network, Google one address.
     v6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32),
     v6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128),
 ];
@@ -65,7 +65,7 @@ fn is_metadata(address: IpAddr) -> bool {
     METADATA.iter().any(|network| network.contains(&address))
 }
 
-/// The IPv4 address that a translator (NAT64, 64:ff9b::/96) would send to.
+/// The IPv4 address that a NAT64 translator (64:ff9b::/96) would send to.
 fn translated(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let octets = address.octets();
     (octets[..12] == [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0])
@@ -74,7 +74,7 @@ fn translated(address: Ipv6Addr) -> Option<Ipv4Addr> {
 
 fn is_internal(address: IpAddr) -> bool {
     match address {
-        // The whole of 0.0.0.0/8 means "this host" to some systems.
+        // Some systems treat all of 0.0.0.0/8 as "this host".
         IpAddr::V4(v4) => {
             let local = v4.is_link_local() || v4.is_loopback() || v4.octets()[0] == 0;
             local || v4.is_multicast() || is_metadata(address)
@@ -87,14 +87,15 @@ fn is_internal(address: IpAddr) -> bool {
     }
 }
 
-/// Reads an endpoint; https is assumed where no scheme is written.
+/// Parses an endpoint; without a scheme, https is assumed.
 pub(super) fn parse(endpoint: &str) -> Result<Url, url::ParseError> {
     if endpoint.contains("://") { Url::parse(endpoint) } else { Url::parse(&format!("https://{endpoint}")) }
 }
 
 pub(super) fn check(field: &Path, endpoint: &str, policy: &EndpointPolicy<'_>, out: &mut Findings) {
     const FORM: &str = "write [http://|https://]host[:port], for example https://minio.storage.svc:9000";
-    // Before anything is parsed or repeated: a key with a slash in it would make the rest look like a path.
+    // Checked before anything is parsed or quoted: a key that contains a slash would make the rest look like
+    // a path.
     if endpoint.contains('@') {
         let fix = "put the keys into a Secret and name it in credentialsSecret";
         out.add(

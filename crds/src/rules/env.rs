@@ -1,4 +1,4 @@
-//! Environment variables: names that every container runtime accepts, one source each.
+//! Environment variables: names that every container runtime accepts, and one source each.
 
 use std::collections::HashMap;
 

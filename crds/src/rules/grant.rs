@@ -13,7 +13,7 @@ impl Validate for ReferenceGrant {
         for (index, from) in self.spec.from.iter().enumerate() {
             let at = spec.field("from").index(index);
             names::check_namespace(&at.field("namespace"), &from.namespace, &mut out);
-            // Runs use Pipelines and, through these, Secrets; Pipelines name Secrets only.
+            // Runs use Pipelines and, through them, Secrets; Pipelines refer to Secrets only.
             let names_secrets = self.spec.to.iter().any(|to| to.kind == GrantToKind::Secret);
             if from.kind == GrantFromKind::Pipeline && !names_secrets {
                 let message = "a \"Pipeline\" refers to a Secret, and spec.to names none";

@@ -1,4 +1,4 @@
-//! Image references are well-formed: `[registry/]repository[:tag][@digest]`.
+//! Checks that image references are well-formed: `[registry/]repository[:tag][@digest]`.
 
 use oci_spec::distribution::{ParseError, Reference};
 

@@ -1,8 +1,10 @@
-//! One set of rules for everybody: the webhook, the operator before it acts, and the offline `validate` command call the
-//! same functions, so they cannot disagree. Pure: what a rule must know of other objects comes in through `Context`.
+//! One set of rules for every caller: the webhook, the operator before it acts, and the offline `validate`
+//! command call the same functions, so they cannot disagree. The functions are pure: `Context` provides
+//! everything that a rule must know about other objects.
 //!
-//! Objects that arrive as text or JSON go through [`check`], which first holds them against the schema of their CRD.
-//! Objects that the API server stored satisfy the schema already: [`Validate::validate`] is enough for them.
+//! Objects that arrive as text or JSON go through [`check`], which first compares them with the schema of
+//! their CRD. Objects that the API server has stored already satisfy the schema, so [`Validate::validate`] is
+//! enough for them.
 
 mod bucket;
 mod credentials;
@@ -35,7 +37,7 @@ pub use time::parse_duration;
 pub use violation::Violation;
 pub use warm::WarmLimits;
 
-// What the policy engine shares with the rules.
+// Parts of the rules that the policy engine uses too.
 pub(crate) use names::constant as constant_regex;
 pub(crate) use policy::compile as compile_policy;
 pub(crate) use quantity::parse as parse_quantity;
@@ -48,27 +50,28 @@ use serde_json::Value;
 use crate::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, ReferenceGrant};
 use violation::Findings;
 
-/// What rules know beyond the object itself.
+/// The facts that rules need besides the object itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context<'a> {
-    /// Addresses that an administrator allows endpoints to have, beyond the public default.
+    /// Addresses that an administrator allows for endpoints, beyond the public default.
     pub endpoints: EndpointPolicy<'a>,
-    /// All grants of the cluster; `None` where they are not known (offline), and then cross-namespace references pass.
+    /// All grants of the cluster; `None` if they are unknown (offline), which allows all cross-namespace
+    /// references.
     pub grants: Option<&'a [ReferenceGrant]>,
     /// The Pipeline that a run refers to, if it is known.
     pub pipeline: Option<&'a Pipeline>,
-    /// The run as it was before an update.
+    /// The run before an update.
     pub old_run: Option<&'a PipelineRun>,
 }
 
-/// An object that knows whether it is valid.
+/// An object that can check itself.
 pub trait Validate {
-    /// Everything that is wrong with it; empty if nothing is.
+    /// Everything that is wrong with the object; empty if it is valid.
     fn validate(&self, context: &Context<'_>) -> Vec<Violation>;
 }
 
-/// Checks an object as a person wrote it: fields and types against the CRD's own schema, defaults as the API server
-/// fills them in, then the rules. `None` if it is not a kind of this API.
+/// Checks an object as a person wrote it: fields and types against the CRD's own schema, then the API
+/// server's defaults, then the rules. `None` if it is not a kind of this API.
 pub fn check(object: &Value, context: &Context<'_>) -> Option<Vec<Violation>> {
     let kind = Kind::of(object)?;
     let mut violations = schema::shape(kind, object);
@@ -81,7 +84,8 @@ pub fn check(object: &Value, context: &Context<'_>) -> Option<Vec<Violation>> {
     };
     match more {
         Ok(more) => violations.extend(more),
-        // The shape explains what cannot be read; this is for what it does not know (a type nested in Kubernetes' own).
+        // The shape usually explains an unreadable object; this is for types that it does not know (those
+        // nested in Kubernetes' own types).
         Err(error) if violations.is_empty() => {
             let mut findings = Findings::default();
             findings.add(

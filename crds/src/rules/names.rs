@@ -20,7 +20,7 @@ static DNS_SUBDOMAIN: LazyLock<Regex> =
 static LABEL_VALUE: LazyLock<Regex> =
     LazyLock::new(|| constant("^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"));
 
-/// Labels and annotations under this prefix are written by the operator and by nobody else.
+/// Only the operator writes labels and annotations with this prefix.
 const OWN_PREFIX: &str = "filter.plainsight.ai/";
 
 pub(super) fn is_dns_label(name: &str) -> bool {
@@ -31,7 +31,7 @@ fn is_dns_subdomain(name: &str) -> bool {
     name.len() <= 253 && DNS_SUBDOMAIN.is_match(name)
 }
 
-/// The nearest DNS label to what was written, for example `Resize_Image` → `resize-image`.
+/// The DNS label that is nearest to the given name, for example `Resize_Image` → `resize-image`.
 pub(super) fn as_dns_label(name: &str) -> Option<String> {
     let lower: String = name
         .to_lowercase()
@@ -43,7 +43,7 @@ pub(super) fn as_dns_label(name: &str) -> Option<String> {
     is_dns_label(label).then(|| label.to_owned())
 }
 
-/// Name of an object: Secret, Pipeline, service account and so on.
+/// Checks the name of an object: Secret, Pipeline, service account and so on.
 pub(super) fn check_object(field: &Path, name: &str, out: &mut Findings) {
     if !is_dns_subdomain(name) {
         let message = format!("{} is not a name of a Kubernetes object", quote(name));
@@ -68,7 +68,7 @@ pub(super) fn check_labels(field: &Path, labels: &BTreeMap<String, String>, out:
     check_not_ours(field, labels, out);
 }
 
-/// Keys and values of labels.
+/// Checks the keys and values of labels.
 pub(super) fn check_labels_of<'a>(
     field: &Path,
     labels: impl IntoIterator<Item = (&'a String, &'a String)>,

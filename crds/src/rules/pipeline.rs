@@ -10,10 +10,11 @@ use super::violation::{Findings, Violation, quote};
 use super::{Context, Validate, bucket, env, image, names, quantity, suggest, warm};
 use crate::v1alpha1::{Filter, Mode, Order, Pipeline, PipelineSpec, PodOptions};
 
-/// Containers that the operator adds to a pod that processes one file. With `mode: Warm` they are reserved too, so that changing
-/// the mode back never makes a name wrong.
+/// Containers that the operator adds to a pod that processes one file. With `mode: Warm` these names are
+/// reserved too, so that changing the mode back never invalidates a name.
 const RESERVED_NAMES: [&str; 2] = [CLAIMER, PUBLISHER];
-/// Containers that the operator adds to Warm pods. Otherwise these names are free: Pipelines that are older than Warm mode have them.
+/// Containers that the operator adds to Warm pods. In other modes these names are allowed, because Pipelines
+/// that are older than Warm mode use them.
 const RESERVED_WARM_NAMES: [&str; 2] = [INSTALL, WORKER];
 
 impl Validate for Pipeline {

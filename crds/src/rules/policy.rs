@@ -1,4 +1,5 @@
-//! Rules of a PipelinePolicy: everything in it compiles before it is stored. To check a policy is to compile it.
+//! Rules of a PipelinePolicy: everything in it must compile before it is stored. Checking a policy means
+//! compiling it.
 
 use std::collections::HashMap;
 
@@ -77,8 +78,8 @@ pub(crate) fn compile(
     if out.is_empty() { Ok((compiled_rules, compiled_defaults)) } else { Err(out.into_vec()) }
 }
 
-/// What does not compile has a reason. If none was given, this is one: without it the policy would be in force and say less
-/// than was written.
+/// Adds a reason if something does not compile and no reason was given: without one, the policy would be in
+/// force with less than was written.
 fn or_say_so<T>(compiled: Option<T>, at: &Path, out: &mut Findings) -> Option<T> {
     if compiled.is_none() && out.is_empty() {
         out.add(at, Rule::PolicyRuleForm, "it could not be compiled", "write it in another way");
@@ -86,7 +87,8 @@ fn or_say_so<T>(compiled: Option<T>, at: &Path, out: &mut Findings) -> Option<T>
     compiled
 }
 
-/// A default that does not fit would make the API server refuse every object that leaves the field out, or drop the value.
+/// A default that does not fit would make the API server refuse every object that omits the field, or drop
+/// the value.
 fn compile_default(
     at: &Path,
     default: &PolicyDefault,
@@ -109,8 +111,8 @@ fn compile_default(
     Some(CompiledDefault::new(field, value.clone()))
 }
 
-/// A field with the kinds that have it, and what they have there. Something is wrong if none of them has anything: a rule
-/// about it would check nothing, and nobody would notice.
+/// Finds the kinds that have a field, and its schema in each. If no kind has it, that is a violation: a rule
+/// about the field would silently check nothing.
 fn find_field(
     at: &Path,
     field: &str,
@@ -129,7 +131,7 @@ fn find_field(
             Err(none) => missing.push((kind, none)),
         }
     }
-    // The kind that it fits best is the one that was meant.
+    // The kind that fits best is the one that was meant.
     let nearest = missing.iter().max_by_key(|(_, none)| none.steps);
     if let Some((kind, none)) = nearest.filter(|_| found.is_empty()) {
         no_such_field(at, field, &kind.to_string(), none, out);
@@ -148,7 +150,7 @@ fn no_such_field(at: &Path, field: &str, kind: &str, missing: &NoSuchField<'_>, 
     out.add(at, Rule::PolicyField, message, fix);
 }
 
-/// A selector that selects nothing by mistake would leave a policy without effect, and nobody would notice.
+/// A selector that selects nothing by mistake would silently leave a policy without effect.
 fn check_selector(at: &Path, selector: &LabelSelector, out: &mut Findings) {
     const OPERATORS: [&str; 4] = ["In", "NotIn", "Exists", "DoesNotExist"];
     names::check_labels_of(

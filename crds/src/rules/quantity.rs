@@ -10,7 +10,7 @@ use super::rule::Rule;
 use super::suggest;
 use super::violation::{Findings, quote};
 
-/// Quantities are compared in billionths: the smallest unit that Kubernetes knows (`n`).
+/// Quantities are compared in billionths, the smallest unit of Kubernetes (`n`).
 pub(crate) type Nanos = i128;
 
 pub(super) fn check(field: &Path, resources: &ResourceRequirements, out: &mut Findings) {
@@ -60,7 +60,7 @@ fn parse_all<'a>(
     parsed
 }
 
-/// Kubernetes knows a few resources by a bare name; all others have a domain, such as `nvidia.com/gpu`.
+/// Kubernetes has a few resources with a bare name; all others have a domain, such as `nvidia.com/gpu`.
 fn check_resource_name(field: &Path, name: &str, out: &mut Findings) {
     const KNOWN: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
     if !KNOWN.contains(&name) && !name.starts_with("hugepages-") && !name.contains('/') {
@@ -69,7 +69,8 @@ fn check_resource_name(field: &Path, name: &str, out: &mut Findings) {
     }
 }
 
-/// The value in billionths; `None` if it is not a quantity. More precision than that is cut off, as no resource has it.
+/// The value in billionths; `None` if it is not a quantity. Any further precision is cut off, because no
+/// resource has it.
 pub(crate) fn parse(text: &str) -> Option<Nanos> {
     let (sign, unsigned) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),

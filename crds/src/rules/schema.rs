@@ -1,7 +1,9 @@
-//! An object as a person wrote it, held against the schema of its CRD: unknown fields, missing ones, wrong types, words
-//! that are not allowed, bounds. The schema is the one that is installed, so this cannot disagree with the API server.
+//! Compares an object, as a person wrote it, with the schema of its CRD: unknown fields, missing fields,
+//! wrong types, disallowed words, bounds. The schema is the installed one, so this cannot disagree with the
+//! API server.
 //!
-//! Patterns and CEL rules of the schema are not evaluated here: each has a rule with a better message.
+//! Patterns and CEL rules of the schema are not evaluated here: each of them has a rule with a better
+//! message.
 
 use std::sync::LazyLock;
 
@@ -29,7 +31,7 @@ pub enum Kind {
 const API_VERSION: &str = "filter.plainsight.ai/v1alpha1";
 
 impl Kind {
-    /// The kind of an object, `None` if it is not one of this API.
+    /// The kind of an object; `None` if it is not a kind of this API.
     pub fn of(object: &Value) -> Option<Self> {
         (object.get("apiVersion")?.as_str()? == API_VERSION).then_some(())?;
         object.get("kind")?.as_str()?.parse().ok()
@@ -55,7 +57,7 @@ fn schema_of<K: CustomResourceExt>() -> Value {
     serde_json::to_value(schema).unwrap_or_default()
 }
 
-/// The object with the defaults that the API server fills in. Doing it again changes nothing.
+/// Fills in the defaults of the API server. A repetition changes nothing.
 pub fn default(kind: Kind, object: &Value) -> Value {
     kube_cel::apply_defaults(kind.schema(), &without_nulls(object))
 }
@@ -75,7 +77,7 @@ fn without_nulls(value: &Value) -> Value {
     }
 }
 
-/// What of an object does not fit the schema of its kind.
+/// The parts of an object that do not fit the schema of its kind.
 pub(super) fn shape(kind: Kind, object: &Value) -> Vec<Violation> {
     let mut out = Findings::default();
     if let Value::Object(fields) = object {
@@ -93,7 +95,7 @@ pub(super) fn shape(kind: Kind, object: &Value) -> Vec<Violation> {
     out.into_vec()
 }
 
-/// What of a value does not fit its schema.
+/// Reports the parts of a value that do not fit its schema.
 pub(super) fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings) {
     let free = schema["x-kubernetes-preserve-unknown-fields"] == true;
     if schema["x-kubernetes-int-or-string"] == true {

@@ -1,9 +1,9 @@
 //! "Did you mean": the nearest of the allowed words.
 
-/// Words that are less alike than this are not what the user meant.
+/// Less similar words are not what the user meant.
 const LIKENESS: f64 = 0.7;
 
-/// The allowed word that is nearest to what was written, if one is near.
+/// The allowed word that is nearest to the given one, if any is near.
 pub(crate) fn nearest<'a>(written: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let written = written.to_lowercase();
     allowed
@@ -14,7 +14,7 @@ pub(crate) fn nearest<'a>(written: &str, allowed: impl IntoIterator<Item = &'a s
         .map(|(_, word)| word)
 }
 
-/// How to put a wrong word right: the nearest allowed word, or all of them.
+/// How to correct a wrong word: the nearest allowed word, or all of them.
 pub(super) fn fix(written: &str, allowed: &[&str]) -> String {
     match nearest(written, allowed.iter().copied()) {
         Some(word) => format!("did you mean {word}?"),

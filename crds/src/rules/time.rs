@@ -1,4 +1,4 @@
-//! Durations as Go, Kubernetes and CEL write them: `90s`, `15m`, `1h30m`, `500ms`.
+//! Durations in the notation of Go, Kubernetes and CEL: `90s`, `15m`, `1h30m`, `500ms`.
 
 use std::time::Duration;
 

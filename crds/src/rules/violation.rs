@@ -1,4 +1,5 @@
-//! What a rule finds, in words that name the field, the value, why it is wrong, and what to write instead.
+//! The findings of a rule, in words that name the field, the value, why it is wrong, and what to write
+//! instead.
 
 use std::fmt;
 
@@ -7,12 +8,12 @@ use serde::Serialize;
 use super::path::Path;
 use super::rule::Rule;
 
-/// One thing that is wrong with an object.
+/// One mistake in an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
     /// Path of the field, for example `spec.filters[1].image`.
     pub field: String,
-    /// The rule that it breaks. Stable: scripts and dashboards may rely on it.
+    /// The broken rule. Stable: scripts and dashboards may rely on it.
     pub rule: Rule,
     /// The value and why it is wrong.
     pub message: String,
@@ -27,7 +28,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Violations while they are collected.
+/// Collects violations.
 #[derive(Default)]
 pub(super) struct Findings(Vec<Violation>);
 
@@ -51,7 +52,7 @@ impl Findings {
     }
 }
 
-/// A value as it is quoted in a message: bounded, so that a message fits where messages are shown.
+/// Quotes a value for a message, with a limited length, so that the message fits wherever it is shown.
 pub(crate) fn quote(value: &str) -> String {
     const SHOWN: usize = 80;
     match value.char_indices().nth(SHOWN) {

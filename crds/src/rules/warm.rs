@@ -1,4 +1,4 @@
-//! Rules of Warm mode, and its limits as values.
+//! Rules of Warm mode, and its parsed limits.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ const NANOS_PER_BYTE: Nanos = 1_000_000_000;
 pub struct WarmLimits {
     /// Files that a pod processes before it is replaced.
     pub max_files_per_pod: u64,
-    /// How old a pod gets.
+    /// The maximum age of a pod.
     pub max_pod_age: Duration,
-    /// Bytes that a pod fetches ahead.
+    /// Bytes that a pod prefetches.
     pub prefetch_bytes: u64,
 }
 
 impl WarmLimits {
-    /// Parses. `None` if a field cannot be read or is too small, which validation has refused before.
+    /// Parses the options. `None` if a field is unreadable or too small, which validation refuses.
     fn parse(options: &WarmOptions) -> Option<Self> {
         let WarmOptions { max_files_per_pod, max_pod_age, prefetch_bytes } = options;
         Some(Self {
@@ -51,7 +51,7 @@ impl PipelineSpec {
     }
 }
 
-/// More than an address can name is as good as no limit; `None` if it is negative.
+/// A size beyond the address space counts as no limit; `None` if it is negative.
 fn whole_bytes(nanos: Nanos) -> Option<u64> {
     (nanos >= 0).then(|| u64::try_from(nanos / NANOS_PER_BYTE).unwrap_or(u64::MAX))
 }
@@ -61,7 +61,7 @@ pub(super) fn check(field: &Path, mode: Mode, options: &WarmOptions, out: &mut F
         let message = format!("mode is {mode:?}, whose pods process one file each and do not stay up");
         out.add(field, Rule::WarmMode, message, "write mode: Warm, or remove warm");
     }
-    // How many files a pod processes is a number, which the schema bounds.
+    // The number of files per pod is bounded by the schema.
     let WarmOptions { max_files_per_pod: _, max_pod_age, prefetch_bytes } = options;
     time::check(&field.field("maxPodAge"), max_pod_age, MAX_POD_AGE_MIN, out);
     let text = &prefetch_bytes.0;
@@ -79,8 +79,8 @@ pub(super) fn check(field: &Path, mode: Mode, options: &WarmOptions, out: &mut F
     );
 }
 
-/// Where the operator starts the command of a filter itself, it must know the command. One violation is enough: writing the
-/// command corrects both.
+/// If the operator starts a filter's command itself, it must know the command. One violation is enough,
+/// because writing the command corrects both.
 pub(super) fn check_command(field: &Path, filter: &Filter, mode: Mode, out: &mut Findings) {
     let Filter { name, command, protocol, .. } = filter;
     let (rule, needed_by, instead) = match (mode, protocol) {
@@ -129,8 +129,8 @@ mod tests {
         assert_eq!(limits(json!({ "prefetchBytes": "100Ei" })).prefetch_bytes, u64::MAX);
     }
 
-    /// Validation refuses them. An object that was stored without it neither stops the operator nor has its pods replaced without
-    /// end.
+    /// Validation refuses them. If an object was stored without validation, such limits must neither stop the
+    /// operator nor replace its pods endlessly.
     #[test]
     fn limits_that_cannot_be_used_are_the_defaults() {
         for warm in [

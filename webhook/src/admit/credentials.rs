@@ -1,5 +1,5 @@
-//! The credentials Secret of a bucket: present and well-formed. Secrets are asked for one at a time and never kept: a
-//! webhook that watched them would hold every password of the cluster.
+//! Checks that the credentials Secret of a bucket is present and well-formed. Secrets are read one at a time
+//! and never kept: a webhook that watched them would hold every password of the cluster.
 
 use crds::rules::Violation;
 use crds::v1alpha1::{Bucket, Pipeline};
@@ -17,7 +17,7 @@ pub(super) async fn check(live: &dyn Live, request: &Request, answer: &mut Answe
     let sink = pipeline.spec.sink.as_ref().map(|sink| ("spec.sink.bucket", &sink.bucket));
     let mut violations = Vec::new();
     for (at, bucket) in [Some(source), sink].into_iter().flatten() {
-        // What was stored with a Secret that is gone now can still be changed elsewhere.
+        // A Pipeline whose stored Secret is gone can still be changed elsewhere.
         if is_new(&request.old_object, at, bucket) {
             violations.extend(check_one(live, request, at, bucket, answer).await);
         }

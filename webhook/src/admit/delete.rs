@@ -1,5 +1,5 @@
-//! What somebody should know before an object goes, or a permission is withdrawn. Nothing is refused: whoever owns an
-//! object may delete it.
+//! Warns before an object is deleted or a permission withdrawn. Nothing is refused: the owner of an object
+//! may delete it.
 
 use crds::rules::{Kind, permits};
 use crds::v1alpha1::{GrantFromKind, GrantToKind, ReferenceGrant};
@@ -9,10 +9,9 @@ use serde_json::Value;
 use crate::review::{Operation, Request};
 use crate::world::{Index, Key};
 
-/// Names that are listed in a warning, which is cut off after 256 characters.
+/// The number of names in a warning, which is cut off after 256 characters.
 const SHOWN: usize = 3;
 
-/// Warnings about a deletion.
 pub(super) fn warnings(index: &Index, request: &Request) -> Vec<String> {
     let key: Key = (request.namespace.clone(), request.name.clone());
     match request.kind {
@@ -32,7 +31,7 @@ pub(super) fn warnings(index: &Index, request: &Request) -> Vec<String> {
     }
 }
 
-/// Warnings about references that a grant permits now and will not permit any more.
+/// Warnings about references that a grant permits now and will no longer permit.
 pub(super) fn withdrawn(index: &Index, request: &Request) -> Vec<String> {
     let read = |object: &Value| ReferenceGrant::deserialize(object).ok();
     let Some(old) = read(&request.old_object) else { return Vec::new() };
@@ -46,7 +45,7 @@ pub(super) fn withdrawn(index: &Index, request: &Request) -> Vec<String> {
         permits(&old, from, of, to, name) && !left.iter().any(|grant| permits(grant, from, of, to, name))
     };
 
-    // Names of the Secrets in this namespace that a Pipeline has its keys from.
+    // Names of the Secrets in this namespace that provide a Pipeline's keys.
     let secrets_here = |key: &Key| {
         let spec = index.pipelines.get(key).map(|pipeline| &pipeline.typed.spec);
         let buckets = spec.into_iter().flat_map(|spec| spec.buckets());

@@ -1,5 +1,6 @@
-//! Runs policies so that a slow one cannot hold up the rest: on threads of their own, few at a time, never all of them for
-//! one namespace, and with a deadline. The expressions are bounded by themselves (see `crds::policy`); this is the second line.
+//! Runs policies so that a slow one cannot delay the rest: on separate threads, few at a time, never all for
+//! one namespace, and with a deadline. The expressions have their own bounds (see `crds::policy`); this is
+//! the second line of defence.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::review::{Operation, Request};
 use crate::world::{KnownNamespace, KnownPipeline};
 
-/// An expression looks at the clock at every turn of a loop; this is for what happens between two looks.
+/// An expression checks the clock in every turn of a loop; this allows for the time between two checks.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Runs policies within limits.
@@ -24,20 +25,20 @@ pub struct Evaluator {
     limit: Duration,
 }
 
-/// Whose work it is: a namespace, or nobody's for what has none.
+/// The namespace that the work is for; empty for work without one.
 type Owner<'a> = &'a str;
 
-/// Work at once. One owner has all but one of them at most: whoever floods the webhook waits for himself, and others find a
-/// slot.
+/// Concurrent work. One owner gets at most all but one of the slots: an owner that floods the webhook delays
+/// only itself, and others find a slot.
 #[derive(Debug)]
 struct Slots {
     all: Arc<Semaphore>,
     each: usize,
-    /// What of an owner's share is taken, for those who have something under way.
+    /// The shares of owners with work in progress.
     shares: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
-/// A slot; it is free again when this is dropped.
+/// A slot; dropping it frees it.
 struct Slot {
     _of_all: OwnedSemaphorePermit,
     _of_share: OwnedSemaphorePermit,
@@ -49,7 +50,7 @@ impl Slots {
         Self { all: Arc::new(Semaphore::new(all)), each, shares: Mutex::default() }
     }
 
-    /// Waits within the owner's share first, so that those who wait for a slot are few of each.
+    /// Waits within the owner's share first, so that few of each owner's requests wait for a slot.
     async fn take(&self, owner: Owner<'_>) -> Result<Slot, Late> {
         let closed = |_closed| Late;
         let of_share = self.share(owner).acquire_owned().await.map_err(closed)?;
@@ -68,12 +69,12 @@ impl Slots {
     }
 }
 
-/// Policies were not evaluated.
+/// The policies were not evaluated.
 #[derive(Debug, thiserror::Error)]
 #[error("the policies could not be evaluated in time; try again")]
 pub struct Late;
 
-/// An object and what its policies may look at.
+/// An object, and what its policies may read.
 pub(super) struct Question {
     pub(super) target: PolicyTarget,
     pub(super) request: Request,
@@ -84,12 +85,12 @@ pub(super) struct Question {
 }
 
 impl Evaluator {
-    /// At most `slots` evaluations at once, each for at most `limit`.
+    /// At most `slots` concurrent evaluations, each for at most `limit`.
     pub fn new(slots: usize, limit: Duration) -> Self {
         Self { slots: Slots::new(slots), limit }
     }
 
-    /// Compiles something.
+    /// Runs a compilation.
     pub(super) async fn compile<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -97,8 +98,8 @@ impl Evaluator {
         self.run("", self.limit, |_until| work()).await
     }
 
-    /// What breaks a policy. What cannot be evaluated in time breaks it too: otherwise a slow moment would be a way
-    /// around every policy.
+    /// The findings of the policies. A policy that cannot be evaluated in time counts as broken: otherwise a
+    /// slow moment would be a way around every policy.
     pub(super) async fn judge(&self, question: Question, metrics: &Metrics) -> Vec<Finding> {
         let labels = &question.namespace.labels;
         if !question.policies.iter().any(|policy| policy.selects(question.target, labels)) {
@@ -119,11 +120,12 @@ impl Evaluator {
         })
     }
 
-    /// The slot is given back when the work ends, not when the waiting does: work that hangs must not let more in.
+    /// Runs work in a slot. The slot is freed when the work ends, not when the waiting does: work that hangs
+    /// must not let more in.
     ///
-    /// Waiting for a slot does not use up the time of the work: under load the policies would be called broken although
-    /// nobody had looked at them. It counts against the time of the whole answer, and who waits too long is told to come
-    /// back.
+    /// Waiting for a slot does not use up the time of the work: otherwise, under load, policies would be
+    /// called broken without being evaluated. The wait counts towards the time of the whole answer, and a
+    /// caller that waits too long is told to try again.
     async fn run<T: Send + 'static>(
         &self,
         owner: Owner<'_>,
@@ -137,7 +139,7 @@ impl Evaluator {
             drop(slot);
             done
         };
-        // A panic ends here, and is an answer like any other.
+        // A panic ends here, and counts as an answer like any other.
         match timeout(limit, tokio::task::spawn_blocking(work)).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(_panic)) => Err(Late),
@@ -168,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// So long that no test gets there.
+    /// Longer than any test takes.
     const LONG: Duration = Duration::from_secs(600);
 
     #[tokio::test(flavor = "multi_thread")]
@@ -176,7 +178,7 @@ mod tests {
         let evaluator = Evaluator::new(1, Duration::from_millis(50));
         let (release, wait) = mpsc::channel::<()>();
         assert!(evaluator.run("a", Duration::from_millis(50), move |_| wait.recv()).await.is_err());
-        // Its slot is still taken: others wait.
+        // The slot is still taken, so others wait.
         let other = evaluator.run("b", LONG, |_| 1);
         assert!(timeout(Duration::from_millis(200), other).await.is_err());
         release.send(()).unwrap();
@@ -194,7 +196,7 @@ mod tests {
             release.send(()).unwrap();
             now
         };
-        // In this order: the first has the slot and the second waits for it when the first is released.
+        // In this order: when the first is released, it has the slot and the second waits for it.
         let (_, until, released) = tokio::join!(biased; slow, next, released);
         assert!(until.unwrap() >= released + LONG);
     }

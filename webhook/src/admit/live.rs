@@ -1,5 +1,5 @@
-//! What is asked of the API server while a request waits, because no watch may know it: Secrets, which are never kept, and
-//! namespaces and Pipelines that are so new that the watch has not brought them.
+//! Lookups at the API server while a request waits, for objects that no watch provides: Secrets, which are
+//! never kept, and namespaces and Pipelines that are too new for the watch.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,12 +8,12 @@ use crds::rules::SecretProblem;
 
 use crate::world::{KnownNamespace, KnownPipeline};
 
-/// An answer that is not there yet; the error is weather.
+/// A pending answer; an error is transient.
 pub type Lookup<'a, T> = Pin<Box<dyn Future<Output = Result<Option<T>, String>> + Send + 'a>>;
 
-/// A way to look at single objects.
+/// Looks up single objects.
 pub trait Live: Send + Sync {
-    /// Why a Secret has no keys of a bucket; `None` if it has them. The keys themselves are of no interest here.
+    /// Why a Secret has no keys for a bucket; `None` if it has them. The keys themselves do not matter here.
     fn secret_problem<'a>(&'a self, namespace: &'a str, name: &'a str) -> Lookup<'a, SecretProblem>;
 
     /// A namespace; `None` if there is no such namespace.

@@ -1,5 +1,6 @@
-//! Tells the API server whom to trust: the `caBundle` of the webhook configurations, and nothing else of them. By
-//! server-side apply, so that whoever owns the rest (a GitOps engine) sees no drift in what it owns.
+//! Tells the API server which authorities to trust: writes the `caBundle` of the webhook configurations, and
+//! nothing else in them. It uses server-side apply, so that the owner of the other fields (a GitOps engine)
+//! sees no drift in them.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -15,15 +16,15 @@ use tracing::info;
 
 use crate::status::FIELD_MANAGER;
 
-/// Writes the bundle into both configurations, where it is not there yet. A configuration that does not exist is left
-/// so: it may be applied later, and the next pass finds it. Whether there was anything to write.
+/// Writes the bundle into both configurations, where it is missing. A configuration that does not exist is
+/// ignored: it may be applied later, and the next pass finds it. Returns whether there was anything to write.
 pub async fn publish(client: &Client, name: &str, bundle: &str) -> Result<bool, kube::Error> {
     let validating = publish_one::<ValidatingWebhookConfiguration>(client, name, bundle).await?;
     let mutating = publish_one::<MutatingWebhookConfiguration>(client, name, bundle).await?;
     Ok(validating || mutating)
 }
 
-/// Whom the API server trusts now, by both configurations.
+/// The authorities that the API server trusts now, from both configurations.
 pub async fn published(client: &Client, name: &str) -> Result<String, kube::Error> {
     let validating = published_one::<ValidatingWebhookConfiguration>(client, name).await?;
     Ok(validating + &published_one::<MutatingWebhookConfiguration>(client, name).await?)
@@ -53,7 +54,8 @@ async fn publish_one<K: Configuration>(
     Ok(true)
 }
 
-/// The fields to apply: of every webhook its name, which is the key of the list, and the bundle. `None` if all have it.
+/// The fields to apply: the bundle of every webhook, and its name, which is the key of the list. `None` if
+/// all have the bundle.
 fn patch<K: Configuration>(name: &str, found: &K, bundle: &str) -> Option<Value> {
     let encoded = ByteString(bundle.as_bytes().to_owned());
     let webhooks = found.webhooks();

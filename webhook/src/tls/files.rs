@@ -1,4 +1,5 @@
-//! Certificates that somebody else keeps in a folder: `tls.crt` and `tls.key`, as cert-manager's Secrets have them.
+//! Certificates that another program keeps in a folder: `tls.crt` and `tls.key`, as in cert-manager's
+//! Secrets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,31 +10,31 @@ use tracing::{info, warn};
 use super::{Certificates, PemError};
 use crate::metrics::Metrics;
 
-/// A kubelet brings a changed Secret to a pod within a minute or so; looking every few seconds adds little.
+/// A kubelet brings a changed Secret to a pod within a minute or so; checking every few seconds adds little.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Why the files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// One of them cannot be read.
+    /// One of the files cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// They are not a certificate and its key.
+    /// The files are not a certificate and its key.
     #[error("cannot use {path}: {source}")]
     Use {
         /// The folder.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: PemError,
     },
 }
 
-/// Reads the files; says whether they were new.
+/// Reads the files; returns whether they were new.
 pub async fn load(folder: &Path, certificates: &Certificates, metrics: &Metrics) -> Result<bool, FilesError> {
     let read = async |name: &str| {
         let path = folder.join(name);
@@ -49,8 +50,8 @@ pub async fn load(folder: &Path, certificates: &Certificates, metrics: &Metrics)
     Ok(expires.is_some())
 }
 
-/// Looks for new files for ever. Half of a change (a new certificate beside the old key) is weather: the next look finds
-/// both, and until then the old pair is served.
+/// Checks for new files forever. Half a change (a new certificate beside the old key) is a transient error:
+/// the next check finds both, and until then the old pair is served.
 pub async fn follow(folder: PathBuf, certificates: Arc<Certificates>, metrics: Arc<Metrics>) {
     loop {
         tokio::time::sleep(LOOK).await;

@@ -1,9 +1,10 @@
-//! Makes a certificate authority and serving certificates, and decides when. Pure but for the randomness of keys: what
-//! is there goes in, what should be there comes out.
+//! Creates a certificate authority and serving certificates, and decides when. Apart from the randomness of
+//! keys it is pure: it takes the present material and returns the desired one.
 //!
-//! An authority is replaced long before it expires, and in two steps, so that at no moment a certificate is served that
-//! somebody does not trust yet: first the new authority is added to the bundle that the API server trusts, and only
-//! after [`OVERLAP`] a certificate of it is served. The old one stays in the bundle until it expires.
+//! An authority is replaced long before it expires, and in two steps, so that no client ever receives a
+//! certificate that it does not trust yet: first the new authority is added to the bundle that the API server
+//! trusts, and only after [`OVERLAP`] is a certificate from it served. The old authority stays in the bundle
+//! until it expires.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -17,51 +18,52 @@ use super::{PemError, certificates, validity};
 const AUTHORITY_LIFE: Duration = Duration::days(365);
 /// Ninety days; renewed after sixty.
 const SERVING_LIFE: Duration = Duration::days(90);
-/// Clocks differ: what was signed a moment ago is valid already for somebody whose clock is slow.
+/// Clocks differ: a certificate that was just signed must be valid for a client whose clock is slow.
 const SKEW: Duration = Duration::minutes(5);
-/// How long an authority is trusted before a certificate of it is served. The API server reads its configuration
-/// within a second, and every replica writes the bundle once a minute.
+/// How long an authority is trusted before a certificate from it is served. The API server reads its
+/// configuration within a second, and every replica writes the bundle once a minute.
 pub const OVERLAP: Duration = Duration::minutes(10);
 
-/// Authorities that are kept trusted although the Secret knows nothing of them: more than a Secret that is deleted now and
-/// then leaves behind, and few enough for the configuration that carries them.
+/// Authorities that stay trusted although they are not in the Secret: more than an occasionally deleted
+/// Secret leaves behind, and few enough for the configuration that carries them.
 const STRANGERS_MAX: usize = 4;
 
 const AUTHORITY_NAME: &str = "openfilter-webhook-ca";
 
-/// What the Secret holds.
+/// The content of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Material {
     /// The authorities to trust, newest first.
     pub bundle: String,
-    /// The key of the newest.
+    /// The key of the newest authority.
     pub authority_key: String,
     /// The certificate that is served.
     pub certificate: String,
-    /// Its key.
+    /// The key of the served certificate.
     pub key: String,
 }
 
-/// Why no certificate could be made.
+/// Why no certificate could be created.
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
-    /// The library refused.
+    /// The library refused to create it.
     #[error("make a certificate: {0}")]
     Make(#[from] rcgen::Error),
-    /// What was made could not be read back.
+    /// The new certificate could not be read back.
     #[error(transparent)]
     Read(#[from] PemError),
 }
 
 impl Material {
-    /// An authority and a certificate for these names. Nobody trusts anything yet, so both are used at once.
+    /// Creates an authority and a certificate for these names. No client trusts anything yet, so both are
+    /// used at once.
     pub fn create(names: &[String], now: OffsetDateTime) -> Result<Self, IssueError> {
         let (bundle, authority_key) = authority(now)?;
         let (certificate, key) = serving(&authority_key, names, now)?;
         Ok(Self { bundle, authority_key: authority_key.serialize_pem(), certificate, key })
     }
 
-    /// The same, and those of `trusted` that have not expired are trusted too. What cannot be read is left out.
+    /// Also trusts the unexpired authorities of `trusted`. Unreadable ones are omitted.
     pub fn trusting(self, trusted: &str, now: OffsetDateTime) -> Self {
         let at = now.unix_timestamp();
         let mut bundle = self.bundle.clone();
@@ -76,7 +78,7 @@ impl Material {
         Self { bundle, ..self }
     }
 
-    /// Whether who trusts its authorities accepts this certificate at this moment.
+    /// Whether a client that trusts these authorities accepts this certificate at this moment.
     pub fn accepts(&self, chain: &[u8], at: i64) -> bool {
         let (Ok(served), Ok(authorities)) = (certificates(chain), certificates(self.bundle.as_bytes()))
         else {
@@ -87,13 +89,13 @@ impl Material {
         signer.is_some() && authorities.iter().any(|authority| key_id_of(authority, false) == signer)
     }
 
-    /// What should be there instead; `None` if all is well.
+    /// The material that should replace this; `None` if nothing needs to change.
     pub fn renewed(&self, names: &[String], now: OffsetDateTime) -> Result<Option<Self>, IssueError> {
         let Ok(state) = State::read(self, names) else {
             return Self::create(names, now).map(Some);
         };
         let at = now.unix_timestamp();
-        // Nobody can be served with it: the two steps would only take longer.
+        // No client accepts this material any more, so the two steps would only take longer.
         if state.serving.1 <= at || state.authority.1 <= at {
             return Self::create(names, now).map(Some);
         }
@@ -114,7 +116,7 @@ impl Material {
     }
 }
 
-/// What is known of material that can be used.
+/// The facts about usable material.
 struct State {
     authority: (i64, i64),
     serving: (i64, i64),
@@ -180,7 +182,7 @@ fn has_name(certificate: &x509_parser::certificate::X509Certificate<'_>, name: &
     })
 }
 
-/// Past two thirds of its life.
+/// Whether two thirds of its life have passed.
 fn is_old((from, until): (i64, i64), at: i64) -> bool {
     at - from > (until - from) / 3 * 2
 }
@@ -197,7 +199,7 @@ fn unexpired(bundle: &str, at: i64) -> Result<String, IssueError> {
     Ok(kept)
 }
 
-/// Each certificate of a bundle, as it is written.
+/// Each certificate of a bundle, unchanged.
 fn certificate_texts(bundle: &str) -> impl Iterator<Item = &str> {
     const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
     const END: &str = "-----END CERTIFICATE-----";
@@ -258,7 +260,7 @@ mod tests {
         OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap()
     }
 
-    /// Whether somebody who trusts `bundle` accepts the certificate that is served.
+    /// Whether a client that trusts `bundle` accepts the served certificate.
     fn accepted(material: &Material, bundle: &str, now: OffsetDateTime) -> bool {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(certificates(bundle.as_bytes()).unwrap());
@@ -286,7 +288,7 @@ mod tests {
         let mut now = start();
         let end = start() + Duration::days(3 * 365);
         while now < end {
-            // Replicas look once a minute; a look every six hours is the same, and quicker to test.
+            // Replicas check once a minute; a check every six hours is equivalent, and quicker to test.
             let trusted = material.bundle.clone();
             now += Duration::hours(6);
             if let Some(next) = material.renewed(&names(), now).unwrap() {
@@ -322,7 +324,7 @@ mod tests {
     fn a_new_authority_is_not_used_before_the_overlap() {
         let material = Material::create(&names(), start()).unwrap();
         let old = start() + Duration::days(250);
-        // Its serving certificate must still be good for the two-step way.
+        // With a serving certificate that is still valid, because an expired one skips the two steps.
         let (certificate, key) =
             serving(&KeyPair::from_pem(&material.authority_key).unwrap(), &names(), old).unwrap();
         let material = Material { certificate, key, ..material };
@@ -344,7 +346,7 @@ mod tests {
         assert!(accepted(&old, &new.bundle, later) && accepted(&new, &new.bundle, later));
         assert_eq!(certificates(new.bundle.as_bytes()).unwrap().len(), 2, "each is there once");
         assert!(!new.bundle.contains("nonsense"));
-        // Nothing is to be done about it, until the old authority expires.
+        // Nothing needs to be done until the old authority expires.
         assert_eq!(new.renewed(&names(), later).unwrap(), None);
         assert_eq!(new.clone().trusting(&new.bundle, later), new);
         let expired = start() + Duration::days(400);

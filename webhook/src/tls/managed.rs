@@ -1,6 +1,6 @@
-//! Certificates that the webhook makes itself, kept in one Secret for all replicas. There is no leader: whoever finds
-//! that something must be renewed writes it with the version it has read, so that of several one wins, and the others
-//! take up what it wrote.
+//! Certificates that the webhook issues itself, kept in one Secret for all replicas. There is no leader: a
+//! replica that finds something to renew writes it with the version that it has read. Of several replicas one
+//! succeeds, and the others take up what it wrote.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,9 +17,10 @@ use super::issue::{IssueError, Material};
 use super::{Certificates, PemError, bundle};
 use crate::metrics::Metrics;
 
-/// Often enough that every replica serves a new certificate, and trusts a new authority, well within the overlap.
+/// Often enough that every replica serves a new certificate, and trusts a new authority, well within the
+/// overlap.
 const LOOK: Duration = Duration::from_secs(60);
-/// While there is no certificate yet, or nobody trusts it, nothing can be served.
+/// Without a certificate, or before any client trusts it, nothing can be served.
 const LOOK_AT_START: Duration = Duration::from_secs(2);
 
 /// Keeps the certificates.
@@ -35,9 +36,9 @@ pub struct Managed {
     pub names: Vec<String>,
     /// Name of the webhook configurations whose `caBundle` is kept up to date.
     pub configuration: String,
-    /// Where certificates are taken up.
+    /// The certificates in use.
     pub certificates: Arc<Certificates>,
-    /// Where they are counted.
+    /// Records when they expire.
     pub metrics: Arc<Metrics>,
 }
 
@@ -49,25 +50,25 @@ pub enum ManagedError {
     Secret {
         /// Namespace and name.
         name: String,
-        /// Why.
+        /// The cause.
         source: Box<kube::Error>,
     },
-    /// None could be made.
+    /// No certificate could be created.
     #[error(transparent)]
     Issue(#[from] IssueError),
-    /// It could not be used.
+    /// The certificate could not be used.
     #[error(transparent)]
     Use(#[from] PemError),
-    /// The API server does not know whom to trust.
+    /// The API server could not be told which authorities to trust.
     #[error("the API server may not trust the webhook: {0}")]
     Untrusted(#[source] Box<kube::Error>),
-    /// Another replica wrote at the same moment; what it wrote is read next.
+    /// Another replica wrote at the same moment; the next pass reads what it wrote.
     #[error("another replica renews the certificates")]
     Beaten,
 }
 
 impl Managed {
-    /// Looks after the certificates for ever; `ready` is called when the first is taken up and trusted.
+    /// Maintains the certificates forever; calls `ready` once the first is taken up and trusted.
     pub async fn keep(self, ready: impl FnOnce()) {
         let (mut ready, mut trusted) = (Some(ready), None);
         loop {
@@ -85,13 +86,14 @@ impl Managed {
         }
     }
 
-    /// One look: renew if it is time, see that the API server trusts what is there, and take it up. `trusted` is the bundle
-    /// that the look before left with the API server; that of this look is returned.
+    /// One pass: renews the certificates if it is time, makes sure that the API server trusts them, and takes
+    /// them up. `trusted` is the bundle that the previous pass left with the API server; returns that of this
+    /// pass.
     pub async fn pass(&self, trusted: Option<&str>) -> Result<String, ManagedError> {
         let now = OffsetDateTime::now_utc();
         let material = self.current(now).await?;
-        // Trusted before it is served. What cannot be told now (rights that were given a moment ago are not known to every
-        // API server at once) keeps the webhook from being ready, not from serving those who trust it already.
+        // Trusted before it is served. If the API server cannot be told now (not every API server knows newly
+        // granted rights at once), the webhook is not ready, but serves clients that already trust it.
         let told = bundle::publish(&self.client, &self.configuration, &material.bundle).await;
         let known = matches!(told, Ok(false)).then_some(material.bundle.as_str());
         let good = |chain: Vec<u8>| material.accepts(&chain, now.unix_timestamp());
@@ -126,14 +128,14 @@ impl Managed {
                 info!(secret = self.secret, "renewed the certificates");
                 written.map(|_| material).map_err(|error| self.failed(error))
             }
-            // Also where somebody put another Secret there, from a backup for example.
+            // Even with an unchanged Secret: it may have been replaced, for example from a backup.
             (None, Some(material)) => self.still_trusting(material, now).await,
             (None, None) => Err(ManagedError::Beaten),
         }
     }
 
-    /// Whatever became of the Secret, replicas serve what they took up before until they look again: whom the API server
-    /// trusts now, it goes on trusting.
+    /// Keeps the authorities that the API server trusts now. Even if the Secret was lost or replaced, other
+    /// replicas serve their previous certificate until their next pass.
     async fn still_trusting(
         &self,
         material: Material,
@@ -173,9 +175,10 @@ impl Managed {
     }
 }
 
-/// A certificate is taken up if its bundle is known to the API server at this look and was at the look before: who was told of
-/// it a moment ago, by this replica or another, may not have heard it everywhere, because every API server has its own copy
-/// of the configuration. Until then what is served stays, unless nobody will accept it.
+/// A certificate is taken up if the API server already had its bundle in this pass and in the previous one. A
+/// bundle that this or another replica has just written may not be known everywhere, because every API server
+/// has its own copy of the configuration. Until then the current certificate stays, unless no client would
+/// accept it.
 fn is_to_be_taken_up(known: Option<&str>, told_before: Option<&str>, serves_something_good: bool) -> bool {
     !serves_something_good || known.is_some() && known == told_before
 }

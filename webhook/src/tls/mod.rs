@@ -1,7 +1,8 @@
-//! Certificates: where they come from, and how they are changed while requests are served.
+//! Certificates: their sources, and how they are replaced while requests are served.
 //!
-//! By default the webhook makes them itself and keeps them in a Secret (`managed`); with `--cert-dir` somebody else does,
-//! cert-manager for example, and files are read (`files`). Either way a new one is taken up without a restart.
+//! By default the webhook issues them itself and keeps them in a Secret (`managed`); with `--cert-dir`
+//! another program such as cert-manager does, and the webhook reads files (`files`). In both cases a new one
+//! is taken up without a restart.
 
 pub mod bundle;
 pub mod files;
@@ -19,21 +20,21 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use x509_parser::parse_x509_certificate;
 
-/// What is wrong with a certificate or key.
+/// A problem with a certificate or key.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
     /// The certificate is not PEM.
     #[error("read the certificate: {0}")]
     Certificate(String),
-    /// The key is not PEM, or of a kind that is not supported.
+    /// The key is not PEM, or of an unsupported kind.
     #[error("read the private key: {0}")]
     Key(String),
-    /// The two do not belong together.
+    /// The certificate and the key do not belong together.
     #[error("use the certificate with its key: {0}")]
     Pair(#[source] rustls::Error),
 }
 
-/// The certificate in use. Connections that are open keep the one they began with; new ones get the newest.
+/// The certificate in use. Open connections keep the one that they started with; new ones get the newest.
 #[derive(Default)]
 pub struct Certificates {
     current: RwLock<Option<Current>>,
@@ -45,7 +46,7 @@ struct Current {
 }
 
 impl Certificates {
-    /// Takes up a certificate; says when it expires, or `None` if it is the one in use already.
+    /// Takes up a certificate; returns when it expires, or `None` if it is already in use.
     pub fn take_up(&self, chain: &[u8], key: &[u8]) -> Result<Option<i64>, PemError> {
         let in_use =
             |current: &Option<Current>| current.as_ref().is_some_and(|current| current.chain == chain);
@@ -58,13 +59,13 @@ impl Certificates {
         Ok(Some(expires))
     }
 
-    /// The certificate in use, as it was taken up; `None` if there is none.
+    /// The certificate in use, unchanged; `None` if there is none.
     pub fn chain(&self) -> Option<Vec<u8>> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         current.as_ref().map(|current| current.chain.clone())
     }
 
-    /// TLS 1.3 and 1.2, HTTP/2 and 1.1, with whatever certificate is in use when a client comes.
+    /// TLS 1.3 and 1.2, HTTP/2 and 1.1, with the certificate that is in use when a client connects.
     pub fn server_config(self: &Arc<Self>) -> Result<Arc<ServerConfig>, rustls::Error> {
         let resolver: Arc<dyn ResolvesServerCert> = Arc::clone(self) as _;
         let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
@@ -114,7 +115,7 @@ pub fn expiry(certificate: &CertificateDer<'_>) -> Result<i64, PemError> {
     validity(certificate).map(|(_, expires)| expires)
 }
 
-/// From when to when a certificate is valid, in Unix seconds.
+/// The validity of a certificate, in Unix seconds.
 pub(crate) fn validity(certificate: &CertificateDer<'_>) -> Result<(i64, i64), PemError> {
     let (_, parsed) =
         parse_x509_certificate(certificate).map_err(|error| PemError::Certificate(error.to_string()))?;
