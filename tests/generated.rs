@@ -1,4 +1,4 @@
-//! Generated files are what the code generates.
+//! Generated files match the code.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -25,7 +25,8 @@ fn no_generated_file_is_left_over() {
     }
 }
 
-/// A control without a test is a wish: these pages name a test in each row, and this looks for them.
+/// A control without a test is only a wish: each row of these pages names a test, and this test checks that
+/// it exists.
 #[test]
 fn what_the_tables_of_threats_and_guarantees_name_exists() {
     let sources = sources(root());
@@ -55,7 +56,7 @@ fn what_the_tables_of_threats_and_guarantees_name_exists() {
     }
 }
 
-/// All Rust below a folder of the project.
+/// All Rust sources below a folder.
 fn sources(folder: &Path) -> String {
     let mut text = String::new();
     for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {

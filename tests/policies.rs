@@ -1,4 +1,5 @@
-//! The ready-made policies: each accepts and rejects what its examples say, and so does its ValidatingAdmissionPolicy.
+//! The ready-made policies: each accepts and rejects its examples as declared, and so does its
+//! ValidatingAdmissionPolicy.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -54,7 +55,7 @@ fn target(object: &Value) -> Option<PolicyTarget> {
     }
 }
 
-/// What the policies say to each object of a file that they are about: its name, and the reasons against it.
+/// The verdicts of the policies on each matching object of a file: its name, and the reasons against it.
 fn verdicts(policies: &PolicySet, documents: &[Value]) -> Vec<(String, Vec<String>)> {
     let text = |object: &Value, pointer: &str| {
         object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
@@ -71,7 +72,7 @@ fn verdicts(policies: &PolicySet, documents: &[Value]) -> Vec<(String, Vec<Strin
         if !policies.iter().any(|policy| policy.selects(target, &labels)) {
             continue;
         }
-        // As the API server would hand it over: valid, and defaulted.
+        // As the API server would pass it on: valid, and with defaults.
         assert_eq!(
             rules::check(object, &Context::default()),
             Some(vec![]),
@@ -114,7 +115,7 @@ fn check_examples(ready: &Ready, policies: &PolicySet, who: &str) {
     assert!(!rejected.is_empty(), "{who} rejects nothing");
     for (object, reasons) in rejected {
         assert!(!reasons.is_empty(), "{who} accepts {object} of reject.yaml");
-        // A rule that fails where it should refuse would refuse everything.
+        // A rule that fails instead of refusing would refuse everything.
         assert!(
             reasons.iter().all(|reason| !reason.contains("could not be evaluated")),
             "{who}: {reasons:?}"
@@ -136,8 +137,8 @@ fn every_policy_accepts_and_rejects_what_its_examples_say() {
     }
 }
 
-/// A quota is about what is added: whoever is above it already, because it was lowered say, can use less, and label what
-/// has ended.
+/// A quota limits only additions. A namespace above its quota, for example because the quota was lowered, can
+/// still reduce its usage and label finished runs.
 #[test]
 fn the_quota_of_a_namespace_refuses_no_change_that_uses_no_more() {
     let ready = Ready::all().into_iter().find(|ready| ready.name() == "namespace-quota").unwrap();
@@ -171,14 +172,15 @@ fn no_rule_of_a_policy_is_idle() {
             );
             let mark = format!("/{}]", rule.name);
             let hit = found.iter().any(|(_, reasons)| reasons.iter().any(|reason| reason.contains(&mark)));
-            // A guard that defaults make true has nothing to reject here.
+            // A guard that the defaults always satisfy has nothing to reject here.
             let guard = !ready.policy.spec.defaults.is_empty() && rule.cel.is_some();
             assert!(hit || guard, "{}: no example breaks the rule {}", ready.name(), rule.name);
         }
     }
 }
 
-/// The two forms say the same: the expressions of `vap.yaml` are put into a policy and see the same examples.
+/// Both forms decide the same: the expressions of `vap.yaml` are put into a policy and judge the same
+/// examples.
 #[test]
 fn the_admission_policies_of_the_api_server_say_the_same() {
     let mut with_vap = 0;

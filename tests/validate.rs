@@ -1,4 +1,4 @@
-//! `openfilter validate`, as a pull request calls it.
+//! `openfilter validate`, as a pull request runs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ fn openfilter(words: &[&str]) -> (u8, String) {
     openfilter_with("", words)
 }
 
-/// The same, with this on standard input.
+/// As [`openfilter`], with this standard input.
 fn openfilter_with(input: &str, words: &[&str]) -> (u8, String) {
     let argv = ["openfilter", "validate"].iter().chain(words).map(OsString::from);
     let mut out = Vec::new();
@@ -96,7 +96,7 @@ fn endpoints_that_an_administrator_allows_pass_with_the_flags_of_the_webhook() {
     }
 }
 
-/// As in the cluster, where a Pipeline is stored with its defaults before a run of it comes.
+/// As in the cluster, which stores a Pipeline with its defaults before its runs.
 #[test]
 fn policies_about_a_run_see_its_pipeline_with_its_defaults() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn mistakes_are_shown_with_file_line_and_fix() {
         assert!(found, "no line {number} with {words:?} in\n{text}");
     };
     line(15, "Pipeline team-a/thumbnails: spec.filters[0].image");
-    // The run's prefix is held against the Pipeline of the same commit.
+    // The run's prefix is checked against the Pipeline of the same commit.
     line(25, "[run-prefix]");
     line(27, "did you mean parallelism?");
     assert!(text.ends_with("2 checked, 3 mistakes\n"), "{text}");
@@ -173,7 +173,7 @@ fn policies_are_enforced_and_warnings_do_not_fail() {
     let warn = write(folder.path(), "policies/p.yaml", &policy("Warn"));
     let (code, text) = openfilter(&["-f", &file, "--policies", &warn]);
     assert!(code == 0 && text.contains("warning: "), "{text}");
-    // Without the Namespace in the commit its labels can be given.
+    // If the commit does not contain the Namespace, its labels can be passed.
     let alone = write(folder.path(), "alone.yaml", COMMIT.split_once("---\n").unwrap().1);
     write(folder.path(), "policies/p.yaml", &policy("Deny"));
     assert_eq!(openfilter(&["-f", &alone, "--policies", &deny]).0, 0);
@@ -221,7 +221,7 @@ fn mistakes_of_the_call_are_told_from_mistakes_of_the_objects() {
     assert_eq!(openfilter(&["-f", folder.path().to_str().unwrap()]).0, 2);
     let file = write(folder.path(), "commit.yaml", COMMIT);
     assert_eq!(openfilter(&["-f", &file, "-o", "xml"]).0, 2);
-    // A folder without policies is a mistyped path, not a policy that all satisfy.
+    // A path without policies is a typo, not a policy that everything satisfies.
     assert_eq!(openfilter(&["-f", &file, "--policies", &file]).0, 2);
     let broken = write(folder.path(), "broken.yaml", "kind: Pipeline\nspec: [1\n");
     let (code, text) = openfilter(&["-f", &broken]);
@@ -242,7 +242,7 @@ fn two_runs_of_a_commit_do_not_share_a_run_id() {
     assert!(code == 1 && text.contains("belongs to PipelineRun team-a/monday already"), "{text}");
 }
 
-/// What its workflow runs on every pull request.
+/// The sample repository's workflow runs this on every pull request.
 #[test]
 fn the_sample_repository_passes_its_own_pull_requests_and_a_mistake_does_not() {
     let sample = root().join("examples/gitops-repo");
@@ -267,7 +267,7 @@ fn the_sample_repository_passes_its_own_pull_requests_and_a_mistake_does_not() {
     }
 }
 
-/// They are copied, with their mistakes.
+/// Users copy these files, including any mistakes.
 #[test]
 fn the_pipelines_of_the_sample_filters_are_valid() {
     for sample in ["file-type-py", "language"] {
@@ -277,7 +277,8 @@ fn the_pipelines_of_the_sample_filters_are_valid() {
     }
 }
 
-/// kubectl runs the file of this name with the words that follow it; its users type another name than that of the file.
+/// kubectl runs the file of this name with the remaining arguments; its users type another name than the
+/// file's.
 #[test]
 fn it_is_a_plugin_of_kubectl() {
     let folder = tempfile::tempdir().unwrap();

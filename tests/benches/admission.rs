@@ -1,7 +1,7 @@
-//! `make bench`, admission part, on the real API server: how much longer the create of a run takes when sixteen rules are
-//! asked, by the API server itself (ValidatingAdmissionPolicy) and by the webhook (PipelinePolicy). The three cases take
-//! turns on the same objects, so that a noisy machine is noisy for all of them. The creates are dry runs: admission is the same, and
-//! the disk is not measured.
+//! `make bench`, admission part, on the real API server: how much longer it takes to create a run when
+//! sixteen rules are checked, by the API server itself (ValidatingAdmissionPolicy) and by the webhook
+//! (PipelinePolicy). The three cases take turns on the same objects, so that noise of the machine affects all
+//! of them. The creates are dry runs: admission is the same, and the disk is not measured.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
 #[path = "../webhook/on_cluster.rs"]
@@ -16,7 +16,8 @@ use tests::examples::{pipeline, with};
 const RULES: usize = 16;
 const ROUNDS: usize = 5;
 const CREATES: usize = 200;
-/// How much longer a create may take with two calls over TLS, to default and to validate, than without: at the median.
+/// How much longer a create may take at the median with two calls over TLS, to default and to validate, than
+/// without.
 const SLOWER_MAX: f64 = 2.5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,13 +28,14 @@ enum Judge {
 }
 
 fn main() {
-    // `cargo test --benches` asks for tests, of which there are none.
+    // `cargo test --benches` asks for tests, and there are none.
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let cluster = Cluster::start("bench").await;
-        // What runs refer to is there: one that is missing is looked for in the API server, in case it has just come.
+        // The objects that runs refer to exist. The webhook would look up a missing one in the API server, in
+        // case it is new.
         for object in [cluster.secret(), cluster.placed(pipeline(), "thumbnails")] {
             cluster.create(&object, false).await.unwrap();
         }
@@ -72,7 +74,7 @@ fn main() {
     });
 }
 
-/// Each refuses something else: of several that refuse, the API server names one.
+/// Each rule refuses another object, because the API server names only one of several rules that refuse.
 fn condition(rule: usize) -> String {
     format!(
         "object.spec.execution.parallelism != {} && object.spec.pipelineRef.name.startsWith('thumb')",
@@ -84,7 +86,7 @@ fn refused_by(rule: usize) -> usize {
     101 + rule
 }
 
-/// The same rules, for either of the two.
+/// The same rules, for the API server or for the webhook.
 fn rules(cluster: &Cluster, judge: Judge) -> Vec<Value> {
     let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": cluster.namespace.name } });
     let (api, version) = ("admissionregistration.k8s.io/v1", "filter.plainsight.ai/v1alpha1");
@@ -115,7 +117,7 @@ async fn install(cluster: &Cluster, replica: &Replica, judge: Judge) {
         cluster.route_to(replica).await;
     }
     rules(cluster, judge).iter().for_each(|rule| cluster.apply(rule));
-    // In force is what refuses by each of its rules.
+    // The rules are in force once each of them refuses.
     for rule in (0..RULES).filter(|_| judge != Judge::Nobody) {
         let refused = with(candidate(cluster), "/spec/execution/parallelism", json!(refused_by(rule)));
         let refusal = async || {

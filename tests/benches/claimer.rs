@@ -1,5 +1,5 @@
-//! `make bench`, claimer part: how soon it has claimed a file, and how large its image is (without the release build's
-//! optimization across crates, which makes it smaller still).
+//! `make bench`, claimer part: how soon it claims a file, and how large its image is (without the release
+//! build's cross-crate optimization, which makes it even smaller).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)]
 
 #[path = "../claimer/harness.rs"]
@@ -13,14 +13,15 @@ use testbed::images::{Set, build};
 use testbed::programs::Profile;
 
 const CLAIMS: usize = 20;
-/// From the start of its program to the claim; on a machine that is busy, so many times what the smallest program takes.
+/// From the start of the program to the claim; on a busy machine, this multiple of the time that the smallest
+/// program takes.
 const CLAIMED_WITHIN: Duration = Duration::from_millis(50);
 const CLAIMED_WITHIN_STARTS: u32 = 20;
-/// Bytes of the image, not compressed.
+/// Bytes of the uncompressed image.
 const IMAGE_MAX: u64 = 25_000_000;
 
 fn main() {
-    // `cargo test --benches` asks for tests, of which there are none.
+    // `cargo test --benches` asks for tests, and there are none.
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
@@ -31,7 +32,7 @@ fn main() {
         let mut bench = Bench::start().await;
         for page in 0..CLAIMS {
             bench.offer_next(&format!("{page}"), b"x", page).await;
-            // Another pod each time: one that is restarted gets the file that it had.
+            // Another pod each time, because a restarted pod gets its previous file again.
             bench.set("CONSUMER_NAME", format!("pod-{page}")).set("POD_NAME", format!("pod-{page}"));
             let start = Instant::now();
             std::process::Command::new("/bin/true").status().unwrap();
@@ -55,7 +56,7 @@ fn main() {
     assert!(image < IMAGE_MAX, "the image has {image} bytes");
 }
 
-/// What the claimer says: `… after 12.3ms`.
+/// Reads the time from the claimer's message: `… after 12.3ms`.
 fn claimed_after(stderr: &str) -> Duration {
     let text = stderr.split(" after ").nth(1).unwrap().split_whitespace().next().unwrap();
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());

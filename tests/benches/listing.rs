@@ -1,10 +1,12 @@
-//! `make bench`, listing part: what it costs to queue the files of a bucket over listing them only, with the same client
-//! and the same server, and how much memory that takes: a page, whatever the size of the bucket. Ratios are asserted, because machines are shared and
-//! noisy; the best of some rounds counts, for all sides.
+//! `make bench`, listing part: the cost of queueing the files of a bucket compared with only listing them,
+//! with the same client and the same server, and the memory it takes, which is one page whatever the size of
+//! the bucket. Ratios are asserted, because machines are shared and noisy; on all sides the best of several
+//! rounds counts.
 //!
-//! The server makes up its keys. Where a page takes as long as in a near and fast service, queueing hides behind the next
-//! request, and that is asserted. Where a page takes no time at all, which no service does, listing and queueing compete
-//! for the cores of the machine: those rows show how far it can go, and that memory does not depend on the number of files.
+//! The server generates its keys. If a page takes as long as in a near and fast service, queueing hides
+//! behind the next request, and that is asserted. If a page takes no time at all, as in no real service,
+//! listing and queueing compete for the machine's cores: those rows show the limit, and that memory does not
+//! depend on the number of files.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::convert::Infallible;
@@ -34,14 +36,14 @@ use tokio::net::TcpListener;
 /// Files of one round.
 const FILES: u64 = 100_000;
 const ROUNDS: u32 = 5;
-/// How long a service near by takes for a page; AWS takes several times as long.
+/// How long a nearby service takes for a page; AWS takes several times as long.
 const PAGE_TIME: Duration = Duration::from_millis(25);
-/// What is hidden is not paid for twice.
+/// Queueing that hides behind the next request adds hardly any time.
 const RATIO_MAX: f64 = 1.2;
-/// What is left of the operator's memory limit for one listing.
+/// The part of the operator's memory limit that remains for one listing.
 const GROWTH_MAX: u64 = 32 * MIB;
 const MIB: u64 = 1024 * 1024;
-/// Real objects are stored one by one, so there are fewer.
+/// Fewer, because real objects are stored one by one.
 const STORED: u64 = 3_000;
 
 fn main() {
@@ -66,7 +68,7 @@ async fn run() -> Vec<String> {
         GROWTH_MAX / MIB
     );
     println!("|---|---|---|---|---|---|---|");
-    // The first one also pays for what every later one finds: threads, connections, buffers.
+    // The first case also pays for threads, connections and buffers, which later cases reuse.
     let fast = [(1_000, 1), (10_000, ROUNDS), (FILES, ROUNDS), (1_000_000, 1)];
     let cases = fast.map(|(files, rounds)| (files, rounds, false)).into_iter().chain([(FILES, 3, true)]);
     for (files, rounds, slow) in cases {
@@ -99,7 +101,7 @@ struct Measured {
     listed: Duration,
     queued: Duration,
     both: Duration,
-    /// Most memory at any time while both are done, over what it was before.
+    /// Peak memory of listing and queueing together, above the memory before.
     growth: u64,
 }
 
@@ -137,7 +139,7 @@ async fn measure(connection: &Connection, lister: &Lister, files: u64, rounds: u
         let (alone, queue) = (open(connection).await, open(connection).await);
         measured.queued = measured.queued.min(queue_only(&alone, files).await);
 
-        // Makes the high-water mark what it is now.
+        // Resets the high-water mark to the current memory.
         fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = memory("VmRSS:");
         let bounds = Bounds { turns: &turns, namespace: "bench", max_files: None, high_water: u64::MAX };
@@ -150,7 +152,7 @@ async fn measure(connection: &Connection, lister: &Lister, files: u64, rounds: u
     measured
 }
 
-/// The time in the queue only, without that of making the pages up.
+/// The time that the queue takes, without the time to generate the pages.
 async fn queue_only(queue: &RunQueue, files: u64) -> Duration {
     let (mut took, mut after) = (Duration::ZERO, String::new());
     for first in (0..files).step_by(1_000) {
@@ -178,7 +180,6 @@ async fn list_only(lister: &Lister) -> u64 {
     }
 }
 
-/// A new queue.
 async fn open(connection: &Connection) -> RunQueue {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let run = format!("bench-{}", RUNS.fetch_add(1, Ordering::Relaxed)).parse::<RunId>().unwrap();
@@ -190,11 +191,11 @@ async fn open(connection: &Connection) -> RunQueue {
 
 async fn lister(url: &str, bucket: &str) -> Lister {
     let bucket = tests::s3::bucket(url, bucket);
-    // As users write it: one glob that lets everything through.
+    // One glob that selects everything, as users write it.
     Lister::new(&bucket, "", Selection::new("", &["**/*.jpg".to_owned()], &[]).unwrap()).await
 }
 
-/// A line of /proc/self/status, in bytes.
+/// The value of a line of /proc/self/status, in bytes.
 fn memory(line: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let value = status.lines().find_map(|found| found.strip_prefix(line)).unwrap();
@@ -205,9 +206,9 @@ fn key(number: u64) -> String {
     format!("camera-7/2026/11/16/frame-{number:09}.jpg")
 }
 
-/// Set in the process that is the server: its memory and its time are not ours.
+/// Set in the server process, so that its memory and time are not measured.
 const SERVE: &str = "SERVE_LISTINGS";
-/// At the end of a bucket's name: its pages take time.
+/// Suffix of a bucket whose pages take time.
 const SLOW: &str = "-slow";
 
 struct Server {
@@ -233,7 +234,7 @@ impl Drop for Server {
     }
 }
 
-/// Lists as many keys as the bucket's name says.
+/// Serves listings with as many keys as the bucket's name says.
 async fn serve() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("http://{}", listener.local_addr().unwrap());
@@ -258,7 +259,7 @@ async fn serve() {
 fn page(files: &str, query: &str) -> String {
     let files: u64 = files.parse().unwrap();
     let after = query.split('&').find_map(|pair| pair.strip_prefix("start-after="));
-    // `…frame-000000123.jpg`: the number is where its digits are, whatever is escaped before it.
+    // `…frame-000000123.jpg`: the digits are the number, whatever is escaped before them.
     let first = after.filter(|after| !after.is_empty()).map_or(0, |after| {
         let digits = after.trim_end_matches(".jpg");
         digits[digits.len() - 9..].parse::<u64>().unwrap() + 1

@@ -1,6 +1,6 @@
-//! `make bench`, queue part: what the protocol costs over the bare stream commands, with the same client, the same
-//! server and the same data in one run. Ratios are asserted, because machines are shared and noisy; the best of some
-//! rounds counts, for both sides.
+//! `make bench`, queue part: the cost of the protocol compared with the bare stream commands, with the same
+//! client, server and data in one run. Ratios are asserted, because machines are shared and noisy; on both
+//! sides the best of several rounds counts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::ops::Range;
@@ -11,11 +11,11 @@ use queue::{Connection, File, Opened, Page, RetryPolicy, RunQueue, Settlement, V
 use redis::aio::MultiplexedConnection;
 use tests::valkey::{Flavor, KEEP, TestServer, owner};
 
-/// Files of one round: enough that a round takes a large part of a second.
+/// Files of one round: enough for a round to take a large part of a second.
 const FILES: usize = 50_000;
 const BATCH: usize = queue::BATCH_MAX;
 const ROUNDS: usize = 5;
-/// Claims are one round trip after the other, as pods make them.
+/// Claims, one round trip after another, as pods make them.
 const CLAIMS: usize = 2_000;
 const STALE: usize = 10_000;
 
@@ -73,7 +73,7 @@ impl Bench {
             let bare_time = self.bare_enqueue("bare").await;
             let our_time = time(self.our_enqueue(&queue)).await;
             enqueue.note(FILES, bare_time, our_time);
-            // The same fields on both sides: what is compared is everything else that the protocol keeps.
+            // Both sides store the same fields, so this compares everything else that the protocol stores.
             memory =
                 (self.memory(&["bare"]).await, self.memory(&[&queue.keys().work, &queue.keys().meta]).await);
 
@@ -103,7 +103,7 @@ impl Bench {
         }
     }
 
-    /// Fills a new stream that has a group of the same name.
+    /// Fills a new stream with a group of the same name.
     async fn bare_enqueue(&mut self, stream: &str) -> Duration {
         let mut create = redis::cmd("XGROUP");
         self.server.raw(create.arg(&["CREATE", stream, stream, "0", "MKSTREAM"])).await;
@@ -127,7 +127,7 @@ impl Bench {
         }
     }
 
-    /// Each claim with a connection of its own, as pods make them.
+    /// Makes each claim with its own connection, as pods do.
     async fn bare_claims(&self) {
         let client = redis::Client::open(self.server.server().url).unwrap();
         for pod in 0..CLAIMS {
@@ -154,7 +154,7 @@ impl Bench {
         }
     }
 
-    /// Each by a pod of its own.
+    /// Claims each file for its own pod.
     async fn claim_files(&mut self, stream: &str, group: &str, files: Range<usize>) {
         for batch in files.start / BATCH..files.end / BATCH {
             let mut pipeline = redis::pipe();
@@ -200,7 +200,7 @@ impl Bench {
         elapsed
     }
 
-    /// Knows which entries are stale and what is in them, which the protocol has to find out.
+    /// Knows the stale entries and their contents, which the protocol has to find.
     async fn bare_reclaim(&mut self) -> Duration {
         const STREAM: &str = "bare-stale";
         self.bare_enqueue(STREAM).await;
@@ -248,7 +248,7 @@ impl Bench {
     }
 }
 
-/// The same fields that the protocol writes.
+/// Adds a file with the fields that the protocol writes.
 fn bare_add(pipeline: &mut redis::Pipeline, stream: &str, number: usize) {
     let File { key, size, etag } = file(number);
     let command = pipeline.cmd("XADD").arg(stream).arg("*").arg("run").arg("bench-0").arg("file").arg(key);

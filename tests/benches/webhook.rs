@@ -1,8 +1,8 @@
-//! What admission costs: latency at a steady rate, throughput, and the price of a policy. In one process over TLS and
-//! HTTP/1.1 connections that are kept, as the API server calls; client and server share the machine, so the figures are an
-//! upper bound.
+//! The cost of admission: latency at a steady rate, throughput, and the price of a policy. All in one
+//! process, over TLS and persistent HTTP/1.1 connections, as the API server calls; client and server share
+//! the machine, so the figures are an upper bound.
 //!
-//! The aim, which is asserted: p99 of at most 5 ms at 1,000 requests a second with 16 policies, on two shared cores.
+//! Asserted aim: p99 of at most 5 ms at 1,000 requests per second with 16 policies, on two shared cores.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../webhook/harness.rs"]
@@ -20,7 +20,7 @@ use tests::examples::{pipeline, run, with};
 
 use harness::{Client, Http1, Webhook, over_http1, review};
 
-/// As platform teams write them: a comparison, a loop over the Pipeline, a pattern, a set.
+/// Rules as platform teams write them: a comparison, a loop over the Pipeline, a pattern, a set.
 const EXPRESSIONS: [&str; 4] = [
     "object.spec.execution.parallelism <= 100",
     "pipeline == null || pipeline.spec.filters.all(filter, filter.image.startsWith('ghcr.io/acme/'))",
@@ -29,12 +29,13 @@ const EXPRESSIONS: [&str; 4] = [
 ];
 
 const RATE: u32 = 1_000;
-/// Requests at once when as many come as are answered.
+/// Concurrent requests when measuring throughput.
 const AT_ONCE: usize = 32;
 const MEASURED: Duration = Duration::from_secs(5);
-/// The best of some tries at the steady rate counts: a machine that stands still for a moment is no matter of the webhook.
+/// The best of several tries at the steady rate counts: a machine that stalls for a moment says nothing about
+/// the webhook.
 const TRIES: usize = 3;
-/// The aim: policies, and the p99 with them.
+/// The aim: the number of policies, and the p99 with them.
 const AIM: (usize, Duration) = (16, Duration::from_millis(5));
 
 fn policies(count: usize) -> Vec<Value> {
@@ -55,12 +56,12 @@ fn object(number: u32) -> Value {
 fn body(number: u32) -> Vec<u8> {
     let object = crds::rules::default(crds::rules::Kind::PipelineRun, &object(number));
     let mut question = review("CREATE", &object);
-    // A dry run takes the same path, and leaves no reservations behind that a later measurement would meet.
+    // A dry run takes the same path, but leaves no reservations that would affect a later measurement.
     question["request"]["dryRun"] = json!(true);
     serde_json::to_vec(&question).unwrap()
 }
 
-/// Connections that nobody uses at the moment. As the API server has it: a request takes one of them, or opens another.
+/// Idle connections. As in the API server, a request takes one of them or opens another.
 struct Pool {
     client: Client,
     free: Mutex<Vec<Http1>>,
@@ -92,7 +93,7 @@ async fn ask(pool: &Pool, body: Vec<u8>) {
     );
 }
 
-/// Latencies in order, and what this share of them does not exceed.
+/// Sorted latencies; `at` returns the latency that a share of them does not exceed.
 struct Latencies(Vec<Duration>);
 
 impl Latencies {
@@ -101,7 +102,8 @@ impl Latencies {
     }
 }
 
-/// Latencies at a steady rate, measured from when a request was due: a stall counts for all it delays.
+/// Latencies at a steady rate, measured from the moment a request was due, so that a stall counts for all
+/// requests that it delays.
 async fn steady(pool: &Arc<Pool>) -> Latencies {
     let (start, count) = (Instant::now(), RATE * MEASURED.as_secs() as u32);
     let bodies: Vec<Vec<u8>> = (0..256).map(body).collect();
@@ -120,7 +122,7 @@ async fn steady(pool: &Arc<Pool>) -> Latencies {
     Latencies(latencies)
 }
 
-/// Requests a second with as many at once as help.
+/// Requests per second without a pause, with [`AT_ONCE`] concurrent requests.
 async fn flat_out(pool: &Arc<Pool>) -> f64 {
     let (start, body) = (Instant::now(), body(0));
     let workers = (0..AT_ONCE).map(|_| {
@@ -138,7 +140,7 @@ async fn flat_out(pool: &Arc<Pool>) -> f64 {
     f64::from(answered) / start.elapsed().as_secs_f64()
 }
 
-/// Time to judge one object by so many policies, without the server around it.
+/// Time to judge one object by this many policies, without the server around the engine.
 fn engine(count: usize) -> Duration {
     const ROUNDS: u32 = 2_000;
     let set: PolicySet = policies(count)
@@ -181,7 +183,7 @@ fn main() {
             webhook.pipeline(&pipeline());
             policies(count).iter().for_each(|policy| webhook.policy(policy));
             let client = webhook.client();
-            // Threads, connections and compiled patterns are there before anything is measured.
+            // Creates threads, connections and compiled patterns before measuring.
             let connections = join_all((0..AT_ONCE).map(|_| client.http1())).await;
             let pool = Arc::new(Pool { client, free: Mutex::new(connections) });
             for number in 0..200 {

@@ -1,4 +1,5 @@
-//! The webhook configurations: narrow, in step with what the webhook serves, and nobody else's business where they are.
+//! The webhook configurations: narrow, consistent with what the webhook serves, and irrelevant to all other
+//! kinds.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -34,7 +35,8 @@ async fn the_api_server_asks_about_our_kinds_only_and_a_deletion_waits_for_nobod
                 assert_eq!(operations, ["CREATE", "UPDATE"], "{title}");
                 assert_eq!(webhook["failurePolicy"], "Fail", "{title}");
                 assert_eq!(webhook["matchConditions"].as_array().map(Vec::len), Some(2), "{title}");
-                // The webhook gives up after 8 s, so that it is the one who says why.
+                // The webhook gives up after 8 s, so that the reason comes from the webhook and not from the
+                // API server.
                 assert!(webhook["timeoutSeconds"].as_u64() > Some(8), "{title}");
             }
             let [resource] = rule["resources"].as_array().unwrap().as_slice() else { panic!("{title}") };
@@ -47,7 +49,7 @@ async fn the_api_server_asks_about_our_kinds_only_and_a_deletion_waits_for_nobod
     let mut expected: BTreeSet<(String, String)> = BTreeSet::new();
     for (kind, plural) in names {
         expected.insert((format!("/validate/{kind}"), plural.clone()));
-        // Policies fill in defaults for these.
+        // Policies fill in defaults for these kinds.
         if ["pipeline", "pipelinerun"].contains(&kind.as_str()) {
             expected.insert((format!("/mutate/{kind}"), plural));
         }
@@ -55,8 +57,9 @@ async fn the_api_server_asks_about_our_kinds_only_and_a_deletion_waits_for_nobod
     assert_eq!(asked, expected);
 }
 
-/// `caBundle` of every entry belongs to the webhook. So an entry that is not applied any more does not go: its half stays,
-/// and the API server refuses the whole configuration. docs/install.md has what to do if one must go.
+/// The webhook owns `caBundle` of every entry. Therefore an entry that is no longer applied is not removed:
+/// the webhook's half of it remains, and the API server refuses the whole configuration. docs/install.md
+/// describes how to remove an entry.
 #[test]
 fn no_entry_of_the_configurations_was_renamed_or_removed() {
     let text = fs::read_to_string(root().join("kustomize/base/admission.yaml")).unwrap();

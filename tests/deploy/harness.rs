@@ -1,4 +1,4 @@
-//! kubectl, what kustomize builds, and a deployment that only one test has at a time.
+//! kubectl, the output of kustomize, and a deployment that belongs to one test at a time.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub const LONG: Duration = Duration::from_secs(240);
 /// The namespace of the deployment.
 pub const SYSTEM: &str = "openfilter-system";
 
-/// There is one namespace of the deployment, one set of CRDs.
+/// The cluster has only one namespace for the deployment and one set of CRDs.
 static ONE: Mutex<()> = Mutex::const_new(());
 
 /// A cluster to deploy to. Tests take turns.
@@ -36,11 +36,11 @@ impl Cluster {
         cluster
     }
 
-    /// What a test that was killed, or another suite, has left would be taken for our own, or be in our way: the CRDs are
-    /// perhaps of another version, and then their fields somebody else's.
+    /// Removes the remains of a killed test or of another suite, which would be mistaken for ours or be in
+    /// our way. The CRDs may be of another version, whose fields another manager owns.
     fn remove_traces(&self) {
         let runs = r#"jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{"\n"}{end}"#;
-        // Without CRDs there are none. Nobody is there who would take their finalizers away.
+        // Without CRDs there are no runs. The operator that would remove their finalizers is not running.
         let left =
             self.try_kubectl(&["get", "pipelineruns", "--all-namespaces", "-o", runs]).unwrap_or_default();
         for (namespace, run) in left.lines().filter_map(|line| line.split_once(' ')) {
@@ -53,24 +53,24 @@ impl Cluster {
         self.kubectl(&[&gone[..], &["namespace", "team-a", "team-b"]].concat());
     }
 
-    /// What kubectl prints, or why it failed.
+    /// Runs kubectl; returns its output, or why it failed.
     pub fn try_kubectl(&self, words: &[&str]) -> Result<String, String> {
         self.testbed.kubectl(words, "")
     }
 
-    /// What kubectl prints.
+    /// Runs kubectl, which must succeed; returns its output.
     pub fn kubectl(&self, words: &[&str]) -> String {
         self.try_kubectl(words).unwrap_or_else(|error| panic!("kubectl {}: {error}", words.join(" ")))
     }
 
-    /// Applies objects, as `kubectl apply -f -`; further words come after.
+    /// Applies objects, as `kubectl apply -f -`, with `words` as further arguments.
     pub fn apply(&self, objects: &[Value], words: &[&str]) -> Result<String, String> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
         let words = [&["apply", "--server-side", "--filename=-"], words].concat();
         self.testbed.kubectl(&words, &list)
     }
 
-    /// As docs/install.md says, and waits until everything runs.
+    /// Installs as docs/install.md describes, and waits until everything runs.
     pub fn install(&self, folder: &str) {
         let folder = root().join(folder);
         self.kubectl(&["apply", "--server-side", "--kustomize", folder.to_str().unwrap()]);
@@ -83,7 +83,7 @@ impl Cluster {
         }
     }
 
-    /// A bucket with files, and a namespace's Secret, Pipeline and first run, as a user writes them.
+    /// Makes a bucket with files, and a namespace's Secret, as a user would.
     pub async fn prepare_user(&self, namespace: &str, files: usize) {
         let s3 = &self.services.s3;
         s3.make_bucket(namespace).await.unwrap();
@@ -97,7 +97,7 @@ impl Cluster {
         self.apply(&[keys], &[]).unwrap();
     }
 
-    /// Waits until a run is as `jsonpath` of `kubectl wait --for` says.
+    /// Waits until a run meets a condition of `kubectl wait --for`.
     pub fn wait_for(&self, namespace: &str, run: &str, what: &str) {
         let (what, run) = (format!("--for={what}"), format!("pipelinerun/{run}"));
         let waited = self.try_kubectl(&["-n", namespace, "wait", &what, &run, "--timeout=900s"]);
@@ -108,13 +108,13 @@ impl Cluster {
         });
     }
 
-    /// What all replicas of a program have said.
+    /// The logs of all replicas of a program.
     pub fn logs(&self, name: &str) -> String {
         let selector = format!("app.kubernetes.io/name={name}");
         self.kubectl(&["-n", SYSTEM, "logs", "--selector", &selector, "--tail=-1", "--prefix"])
     }
 
-    /// A program that was refused something has too few rights.
+    /// A program that was refused a request has too few rights.
     pub fn assert_nothing_was_forbidden(&self, programs: &[&str]) {
         for program in programs {
             let log = self.logs(program);
@@ -125,14 +125,13 @@ impl Cluster {
         }
     }
 
-    /// Waits until something is so.
     pub async fn eventually(&self, what: &str, mut so: impl FnMut() -> bool) {
         let probe = async || testbed::Result::Ok(so().then_some(()));
         self.testbed.eventually(what, LONG, probe).await.unwrap();
     }
 }
 
-/// A Pipeline that copies `in/` to `out/`, and a run of it.
+/// A Pipeline that copies `in/` to `out/`.
 pub fn pipeline(namespace: &str) -> Value {
     let bucket = |prefix: &str| {
         json!({"name": namespace, "prefix": prefix, "endpoint": S3_IP_URL, "usePathStyle": true,
@@ -152,14 +151,14 @@ pub fn run(namespace: &str, name: &str) -> Value {
         "spec": {"pipelineRef": {"name": "copy"}, "execution": {"parallelism": 2}}})
 }
 
-/// The objects that kustomize builds of a folder of the project.
+/// The objects that kustomize builds from a folder.
 pub fn build(testbed: &Testbed, folder: &Path) -> Vec<Value> {
     let built = testbed.kubectl(&["kustomize", folder.to_str().unwrap()], "");
     let built = built.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     serde_saphyr::from_multiple(&built).unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
 }
 
-/// A text of an object, by its pointer.
+/// The string at a pointer, or an empty one.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }

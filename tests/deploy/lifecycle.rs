@@ -1,4 +1,4 @@
-//! From nothing to a run and back to nothing: docs/install.md, followed on a real cluster.
+//! From an empty cluster to a run and back to an empty cluster: docs/install.md, followed on a real cluster.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ async fn dev_is_installed_runs_a_pipeline_and_goes_without_what_users_have() {
     a_run_is_deleted_while_valkey_is_away(&cluster, &user.name).await;
     cluster.assert_nothing_was_forbidden(&["openfilter-operator", "openfilter-webhook"]);
 
-    // The order that docs/install.md gives: runs while their operator is there, then everything else.
+    // In the order of docs/install.md: runs while their operator still works, then everything else.
     cluster.kubectl(&["delete", "pipelineruns", "--all", "--all-namespaces", "--timeout=120s"]);
     let dev = overlay("dev");
     cluster.kubectl(&["delete", "--kustomize", dev.to_str().unwrap(), "--timeout=180s"]);
@@ -48,7 +48,7 @@ async fn dev_is_installed_runs_a_pipeline_and_goes_without_what_users_have() {
 
 fn every_overlay_is_valid_to_the_api_server(cluster: &Cluster) {
     cluster.kubectl(&["apply", "--server-side", "--kustomize", root().join("crds").to_str().unwrap()]);
-    // Only the kinds of cert-manager and the Prometheus operator, without anybody who acts on them.
+    // Only the CRDs of cert-manager and the Prometheus operator, without their controllers.
     let others = testbed::definitions(cluster.testbed.paths()).unwrap();
     let others = ["--filename", others.to_str().unwrap()];
     cluster.kubectl(&[&["apply", "--server-side"], &others[..]].concat());
@@ -59,7 +59,7 @@ fn every_overlay_is_valid_to_the_api_server(cluster: &Cluster) {
     let folders = ["dev", "staging", "prod"].map(|name| (name, overlay(name)));
     for (name, folder) in folders.into_iter().chain([(INSTALL, root().join(INSTALL))]) {
         let objects = build(&cluster.testbed, &folder);
-        // A dry run creates no namespace for the rest to be in.
+        // A dry run does not create the namespace that the other objects need.
         let namespace = objects.iter().find(|object| object["kind"] == "Namespace").unwrap();
         cluster.apply(std::slice::from_ref(namespace), &[]).unwrap();
         let tried = cluster.apply(&objects, &["--dry-run=server", "--validate=strict"]);
@@ -73,7 +73,8 @@ fn every_overlay_is_valid_to_the_api_server(cluster: &Cluster) {
     cluster.kubectl(&[&["delete", "--timeout=60s"], &others[..]].concat());
 }
 
-/// What the webhook wrote meanwhile (`caBundle`) is not undone, and is no difference either.
+/// Applying again neither reverts `caBundle`, which the webhook wrote meanwhile, nor reports it as a
+/// difference.
 async fn what_is_applied_again_changes_nothing(cluster: &Cluster) {
     let bundle = || {
         let path = "jsonpath={.webhooks[*].clientConfig.caBundle}";
@@ -85,7 +86,7 @@ async fn what_is_applied_again_changes_nothing(cluster: &Cluster) {
         .await;
     let before = bundle();
     let dev = overlay("dev");
-    // Ends with 1 if there is a difference.
+    // `kubectl diff` exits with 1 if there is a difference.
     cluster.kubectl(&["diff", "--server-side", "--kustomize", dev.to_str().unwrap()]);
     cluster.kubectl(&["apply", "--server-side", "--kustomize", dev.to_str().unwrap()]);
     assert_eq!(bundle(), before);
@@ -111,7 +112,7 @@ async fn mistakes_are_refused_with_a_message(cluster: &Cluster, namespace: &str)
     cluster.apply(&[pipeline(namespace)], &[]).unwrap();
     let mut outside = run(namespace, "outside");
     outside["spec"]["source"] = json!({"prefix": "elsewhere/"});
-    // At once, whether or not the watch of the replica that is asked has brought the Pipeline.
+    // Refused at once, even if the watch of the answering replica has not delivered the Pipeline yet.
     let refused = cluster.apply(&[outside], &[]).unwrap_err();
     assert!(refused.contains("[run-prefix]"), "{refused}");
 }
@@ -133,7 +134,7 @@ async fn people_have_the_rights_of_their_roles(cluster: &Cluster, namespace: &st
         let user = format!("--as=test-{role}");
         cluster.try_kubectl(&["-n", namespace, "auth", "can-i", verb, resource, &user]).is_ok()
     };
-    // Controllers add our rights to those of the roles that every cluster has.
+    // Controllers aggregate our rights into the default roles of every cluster.
     cluster.eventually("view may see runs", || may("view", "list", "pipelineruns")).await;
     cluster.eventually("edit may start runs", || may("edit", "create", "pipelineruns")).await;
     cluster.eventually("admin may grant", || may("admin", "create", "referencegrants")).await;
@@ -141,7 +142,7 @@ async fn people_have_the_rights_of_their_roles(cluster: &Cluster, namespace: &st
     assert!(may("admin", "delete", "pipelines") && !may("admin", "create", "pipelinepolicies"));
 }
 
-/// Rights that a run without events never uses.
+/// Covers rights that an uneventful run never uses.
 async fn a_running_run_is_changed_and_deleted(cluster: &Cluster, namespace: &str) {
     cluster.services.s3.put(namespace, "in/slow", "sleep 600").await.unwrap();
     cluster.apply(&[run(namespace, "slow")], &[]).unwrap();
@@ -163,7 +164,7 @@ async fn a_running_run_is_changed_and_deleted(cluster: &Cluster, namespace: &str
     cluster.eventually("its pods are gone", || cluster.kubectl(&pods).is_empty()).await;
 }
 
-/// What the conditions and rules of base/admission.yaml are for.
+/// The conditions and rules of base/admission.yaml exist for these cases.
 async fn without_the_webhook_nothing_is_created_and_everything_can_go(cluster: &Cluster, namespace: &str) {
     let short = |name: &str| {
         let mut run = run(namespace, name);
@@ -185,11 +186,11 @@ async fn without_the_webhook_nothing_is_created_and_everything_can_go(cluster: &
     cluster.eventually("the webhook is away", || cluster.kubectl(&pods).is_empty()).await;
     let refused = cluster.apply(&[short("late")], &[]).unwrap_err();
     assert!(refused.contains("failed calling webhook"), "{refused}");
-    // As a GitOps engine does all day.
+    // GitOps engines do this all day.
     cluster.apply(&[pipeline(namespace)], &[]).unwrap();
-    // The finalizer is removed by a change of an object that is on its way out.
+    // Removing the finalizer is a change of an object that is being deleted.
     cluster.kubectl(&["-n", namespace, "delete", "plr", "short", "--timeout=60s"]);
-    // One that somebody keeps can be let go, and not be changed past the rules.
+    // An object held by a finalizer can be released, but not changed past the rules.
     cluster.kubectl(&["-n", namespace, "delete", "pipelines", "held", "--wait=false"]);
     let patch = |patch: Value| {
         let patch = patch.to_string();
@@ -203,7 +204,8 @@ async fn without_the_webhook_nothing_is_created_and_everything_can_go(cluster: &
     cluster.kubectl(&["-n", SYSTEM, "rollout", "status", "deployment/openfilter-webhook", "--timeout=120s"]);
 }
 
-/// What cannot be removed from Valkey is written down in the operator's namespace, and done later.
+/// If the operator cannot remove something from Valkey, it records that in its namespace and removes it
+/// later.
 async fn a_run_is_deleted_while_valkey_is_away(cluster: &Cluster, namespace: &str) {
     let scale = |replicas: &str| {
         cluster.kubectl(&["-n", SYSTEM, "scale", "statefulset/openfilter-valkey", "--replicas", replicas]);

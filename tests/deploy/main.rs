@@ -1,5 +1,5 @@
-//! The deployment: what kustomize builds, and what becomes of it on a real cluster. Nearly all of it needs the kubectl
-//! of the testbed, and is ignored where there is no root.
+//! The deployment: what kustomize builds, and how it behaves on a real cluster. Nearly all of these tests
+//! need the testbed's kubectl, and are ignored without root.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod admission;

@@ -1,4 +1,4 @@
-//! What kustomize builds: complete, restricted, and in step with the programs.
+//! What kustomize builds: complete, restricted, and consistent with the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ use crate::harness::{build, text};
 
 const OVERLAYS: [&str; 3] = ["dev", "staging", "prod"];
 
-/// What README.md has users start from.
+/// The folder that README.md offers users as a starting point.
 pub const INSTALL: &str = "examples/install";
 
 pub fn overlay(name: &str) -> PathBuf {
@@ -47,7 +47,7 @@ async fn every_component_builds_by_itself_and_every_overlay_is_checked() {
     };
     assert_eq!(folders("overlays"), OVERLAYS.map(str::to_owned).into());
     for component in folders("components") {
-        // kustomize wants paths that begin where the file is.
+        // kustomize needs paths relative to its file.
         let folder = testbed.paths().state().join(format!("component-{component}"));
         fs::create_dir_all(&folder).unwrap();
         let wanted = json!({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
@@ -58,7 +58,7 @@ async fn every_component_builds_by_itself_and_every_overlay_is_checked() {
     }
 }
 
-/// tests/generated.rs compares the files with the code; this compares what is deployed.
+/// tests/generated.rs compares the files with the code; this test compares what is deployed.
 #[tokio::test]
 #[ignore = "needs the testbed's kubectl: make test"]
 async fn every_overlay_carries_the_generated_api_and_rights() {
@@ -67,11 +67,12 @@ async fn every_overlay_carries_the_generated_api_and_rights() {
             let wanted = crd.metadata.name.clone().unwrap();
             let same_name = |object: &&Value| text(object, "/metadata/name") == wanted;
             let found = objects.iter().find(same_name).unwrap_or_else(|| panic!("{name} has no {wanted}"));
-            // Typed: YAML knows of no difference between 1 and 1.0.
+            // Compared as a type, because YAML does not distinguish 1 from 1.0.
             let found: CustomResourceDefinition = serde_json::from_value(found.clone()).unwrap();
             assert!(found.spec == crd.spec, "{name}: {wanted} is not what the types make of it");
         }
-        // kustomize changes names where it believes that they refer to what it renamed, also in roles.
+        // kustomize also renames in roles wherever it takes a name for a reference to something that it
+        // renamed.
         for role in operator::rights::ROLES.iter().chain(webhook::rights::ROLES).chain(crds::rights::PEOPLE) {
             let same = |object: &&Value| {
                 text(object, "/kind").ends_with("Role") && text(object, "/metadata/name") == role.name
@@ -81,7 +82,7 @@ async fn every_overlay_carries_the_generated_api_and_rights() {
                     let rules: Vec<Value> = role.rights.iter().map(rule).collect();
                     assert_eq!(list(found, "/rules"), rules, "{name}: {}", role.name);
                 }
-                // Certificates of cert-manager take these away.
+                // With certificates of cert-manager these roles are removed.
                 None => {
                     assert!(name == "prod" && role.account == "openfilter-webhook", "{name}: {}", role.name)
                 }
@@ -90,7 +91,7 @@ async fn every_overlay_carries_the_generated_api_and_rights() {
     }
 }
 
-/// A right as RBAC writes it.
+/// A right in RBAC's notation.
 fn rule(right: &Right) -> Value {
     let Right { group, resource, names, verbs, why: _ } = right;
     let mut rule = json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
@@ -166,7 +167,7 @@ fn valkey_file(name: &str) -> String {
     fs::read_to_string(root().join("kustomize/components/valkey").join(name)).unwrap()
 }
 
-/// tests/queue/limits.rs shows what they stop.
+/// tests/queue/limits.rs shows what these limits prevent.
 #[test]
 fn every_limit_of_valkey_is_set_and_fits_the_memory_of_its_container() {
     let config = valkey_file("valkey.conf");
@@ -195,7 +196,7 @@ fn every_limit_of_valkey_is_set_and_fits_the_memory_of_its_container() {
     }
 }
 
-/// The testbed's network enforces no policies, so what they say is checked, not what they do.
+/// The testbed's network does not enforce policies, so this checks their contents, not their effect.
 #[tokio::test]
 #[ignore = "needs the testbed's kubectl: make test"]
 async fn traffic_is_denied_but_for_what_each_program_needs() {
@@ -216,7 +217,7 @@ async fn traffic_is_denied_but_for_what_each_program_needs() {
             assert!(!of_this.is_empty(), "{name}: {program}");
             for rule in of_this.iter().flat_map(|policy| list(policy, "/spec/egress")) {
                 let ports = list(rule, "/ports");
-                // The metadata service of a cloud is at port 80.
+                // The metadata service of a cloud listens at port 80.
                 if !ports.is_empty() && ports.iter().all(|port| port["port"].is_u64() && port["port"] != 80) {
                     continue;
                 }
@@ -240,7 +241,7 @@ async fn traffic_is_denied_but_for_what_each_program_needs() {
                     .flat_map(|rule| list(rule, "/ports"))
                     .map(|port| text(port, "/port"))
                     .collect();
-                // The API server cannot be selected.
+                // No selector matches the API server.
                 let allowed: &[&str] = if program == "openfilter-webhook" { &["https"] } else { &[] };
                 assert_eq!(ports, allowed, "{name}: whoever is in the cluster reaches {program}");
             }
@@ -248,7 +249,7 @@ async fn traffic_is_denied_but_for_what_each_program_needs() {
     }
 }
 
-/// The tables say what is needed; this is about what must never be in them.
+/// The tables list the rights that are needed; this test checks for rights that they must never contain.
 #[tokio::test]
 #[ignore = "needs the testbed's kubectl: make test"]
 async fn no_right_is_a_wildcard_and_secrets_are_read_by_name_only() {
@@ -269,7 +270,7 @@ async fn no_right_is_a_wildcard_and_secrets_are_read_by_name_only() {
     }
 }
 
-/// A misspelled setting is an environment variable that nobody reads.
+/// No program would read a misspelled setting.
 #[tokio::test]
 #[ignore = "needs the testbed's kubectl: make test"]
 async fn the_programs_know_and_take_every_setting() {
@@ -286,7 +287,7 @@ async fn the_programs_know_and_take_every_setting() {
                 settings.iter().map(|(env, value)| flag(&command, env, value)).collect();
             words.insert(0, program.to_owned());
             if program == "operator" {
-                // In the Deployment itself.
+                // The Deployment itself sets this.
                 words.push("--claimer-image=x".to_owned());
             }
             command.clone().try_get_matches_from(&words).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -294,13 +295,13 @@ async fn the_programs_know_and_take_every_setting() {
     }
 }
 
-/// The flag that an environment variable stands for.
+/// The flag that corresponds to an environment variable.
 fn flag(command: &Command, env: &str, value: &Value) -> String {
     let known = command.get_arguments().find(|known| known.get_env().is_some_and(|known| known == env));
     let known = known.unwrap_or_else(|| panic!("no setting of {} is called {env}", command.get_name()));
     let long = known.get_long().unwrap();
     match known.get_action() {
-        // Such a flag has no value; its variable has.
+        // Such a flag takes no value, but its variable does.
         ArgAction::SetTrue => {
             assert!(matches!(value.as_str(), Some("true" | "false")), "{env}={value}");
             format!("--{long}")
@@ -345,7 +346,7 @@ async fn alerts_are_about_metrics_that_exist() {
     }
 }
 
-/// Prometheus finds the Services and may ask, and the webhook finds its certificate, which is for its name.
+/// Prometheus finds the Services and may connect; the webhook finds its certificate, which covers its name.
 #[tokio::test]
 #[ignore = "needs the testbed's kubectl: make test"]
 async fn monitors_and_certificates_fit_what_they_are_for() {
@@ -404,18 +405,19 @@ async fn environments_differ_where_they_should() {
         let settings = find(overlay, "ConfigMap", "openfilter-operator-").unwrap();
         text(settings, "/data/VALKEY_URL").to_owned()
     };
-    // Production: outside, over TLS, and no password in Git.
+    // Production: Valkey outside the cluster and over TLS, and no password in Git.
     assert!(valkey("prod").starts_with("rediss://") && find("prod", "StatefulSet", "").is_none());
     assert!(find("prod", "Secret", "").is_none() && find("staging", "Secret", "").is_none());
     let claims =
         |overlay: &str| list(find(overlay, "StatefulSet", "").unwrap(), "/spec/volumeClaimTemplates").len();
     assert_eq!((claims("dev"), claims("staging")), (0, 1));
-    // Its limits are the tested ones.
+    // Valkey's limits are the tested ones.
     for overlay in ["dev", "staging"] {
         let settings = find(overlay, "ConfigMap", "openfilter-valkey-settings").unwrap();
         assert_eq!(text(settings, "/data/valkey.conf"), valkey_file("valkey.conf"), "{overlay}");
     }
-    // Certificates of cert-manager: no right to make any, and no field that two would write.
+    // With certificates of cert-manager the webhook has no right to create its own, and no field has two
+    // writers.
     assert!(find("prod", "ClusterRole", "openfilter-webhook-trust").is_none());
     assert!(find("dev", "ClusterRole", "openfilter-webhook-trust").is_some());
     let replicas = |overlay: &str, name: &str| {

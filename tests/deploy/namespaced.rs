@@ -1,5 +1,5 @@
-//! The namespaced mode: the operator works where it was told to and can read nothing elsewhere. And the other way to
-//! uninstall: without the CRDs, so that every Pipeline and run stays.
+//! The namespaced mode: the operator works only in its configured namespaces and can read nothing elsewhere.
+//! Also the other way to uninstall: without the CRDs, so that every Pipeline and run remains.
 
 use tests::root;
 
@@ -32,13 +32,13 @@ async fn namespaced_it_works_where_it_was_told_to_and_can_be_taken_away_and_back
     assert_eq!(status("team-b"), "", "nobody works there");
     cluster.assert_nothing_was_forbidden(&["openfilter-operator", "openfilter-webhook"]);
 
-    // Away with the programs; what users wrote stays, and so does what became of it.
+    // Remove the programs. What users wrote remains, and so do their results.
     let (folder, done) = (root().join(FOLDER), status("team-a"));
     let programs = "--selector=app.kubernetes.io/component!=api";
     cluster.kubectl(&["delete", "--kustomize", folder.to_str().unwrap(), programs, "--timeout=180s"]);
     assert!(cluster.try_kubectl(&["get", "namespace", SYSTEM]).is_err());
     assert_eq!(status("team-a"), done);
-    // And back: what has run does not run again.
+    // Install again: finished runs do not run again.
     cluster.install(FOLDER);
     cluster.apply(&[run("team-a", "second")], &[]).unwrap();
     cluster.wait_for("team-a", "second", "condition=Succeeded");

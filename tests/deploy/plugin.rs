@@ -1,4 +1,4 @@
-//! `openfilter` under its other name: kubectl finds it, and runs it.
+//! `openfilter` as a plugin: kubectl finds it under its other name and runs it.
 
 use std::os::unix::fs::symlink;
 use std::process::Command;
@@ -17,6 +17,6 @@ async fn kubectl_runs_openfilter_as_a_plugin() {
     kubectl.args(["openfilter", "validate", "-f", "examples/demo"]);
     let output = kubectl.current_dir(root()).env("PATH", folder.path()).output().unwrap();
     let [said, complaint] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    // As README.md shows it, with both mistakes of the demo.
+    // README.md shows this output, with both mistakes of the demo.
     assert!(output.status.code() == Some(1) && said.contains("5 checked, 2 mistakes"), "{said}{complaint}");
 }

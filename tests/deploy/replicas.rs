@@ -1,5 +1,5 @@
-//! The replicas of the webhook: one after the other goes, and nobody notices. One that is killed takes with it what it was
-//! answering, and nothing more.
+//! The replicas of the webhook: deleting one after the other fails no request. A killed replica loses only
+//! the requests that it was answering.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,17 +12,20 @@ use tokio::task::JoinHandle;
 
 use crate::harness::{Cluster, SYSTEM, run};
 
-/// Requests at once.
+/// Concurrent requests.
 const CLIENTS: usize = 4;
-/// Each waits so long between two of them: the rest of the cluster needs processors too, to hear that a replica goes.
+/// How long each client waits between two requests, because the rest of the cluster also needs processor time
+/// to notice that a replica ends.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Requests that must have been answered before, and after, a replica goes.
+/// Requests that must be answered before and after a replica ends.
 const ENOUGH: usize = 100;
-/// How long requests may fail after a replica was killed: kubelet looks at its containers every second, and its report then has to
-/// reach kube-proxy, by way of the API server and the controller of endpoints. On a busy machine each takes its time.
+/// How long requests may fail after a replica was killed. The kubelet checks its containers every second, and
+/// then its report must reach kube-proxy through the API server and the endpoints controller. On a busy
+/// machine each of them takes its time.
 const NOTICED_WITHIN: Duration = Duration::from_secs(15);
 
-/// As in a drain of its node: the API server has one connection to one of the replicas, so each of them goes once.
+/// Deletes each replica, as in a drain of its node: the API server has one connection to one of them, so each
+/// must end once.
 pub async fn each_goes_under_load_and_no_request_fails(cluster: &Cluster, namespace: &str) {
     let (load, clients) = Load::start(cluster, namespace);
     for pod in replicas(cluster) {
@@ -36,8 +39,8 @@ pub async fn each_goes_under_load_and_no_request_fails(cluster: &Cluster, namesp
     load.end(clients).await;
 }
 
-/// Without a word to anybody. The API server asks no other replica about a request whose connection breaks, so those fail, and
-/// so do those that come until the cluster has noticed; then it goes on by itself.
+/// Kills each replica without notice. If a connection breaks, the API server does not ask another replica, so
+/// those requests fail, and so do all that arrive until the cluster notices. Then it recovers without help.
 pub async fn each_is_killed_under_load_and_the_other_goes_on(cluster: &Cluster, namespace: &str) {
     let (load, clients) = Load::start(cluster, namespace);
     let mut outages = Vec::new();
@@ -47,9 +50,9 @@ pub async fn each_is_killed_under_load_and_the_other_goes_on(cluster: &Cluster, 
         load.assert_none_failed();
         let killed = Instant::now();
         cluster.testbed.kill_container(&container).unwrap();
-        // Nobody does anything about it.
+        // The cluster recovers without help.
         load.more(cluster).await;
-        // Until the cluster has noticed, the Deployment still counts it.
+        // Until the cluster notices, the Deployment still counts the killed replica.
         let is_another = || container_of(cluster, &pod) != container;
         cluster.eventually("another container is started", is_another).await;
         wait_for_both(cluster);
@@ -75,7 +78,7 @@ fn replicas(cluster: &Cluster) -> Vec<String> {
     pods.lines().map(str::to_owned).collect()
 }
 
-/// What runs in a replica.
+/// The ID of a replica's container.
 fn container_of(cluster: &Cluster, pod: &str) -> String {
     let id = "jsonpath={.status.containerStatuses[0].containerID}";
     cluster.kubectl(&["-n", SYSTEM, "get", pod, "-o", id])
@@ -95,7 +98,6 @@ struct Load {
     enough: AtomicBool,
 }
 
-/// A request that was not answered.
 #[derive(Debug)]
 struct Failure {
     at: Instant,
@@ -114,7 +116,7 @@ impl Load {
         (load, clients)
     }
 
-    /// Creates runs that nobody stores, until it is enough.
+    /// Creates runs in dry runs, which store nothing, until `enough` is set.
     async fn ask(self: Arc<Self>, api: Api<PipelineRun>, tried: PipelineRun) {
         let dry_run = PostParams { dry_run: true, ..PostParams::default() };
         while !self.enough.load(Ordering::Relaxed) {
@@ -129,14 +131,14 @@ impl Load {
         }
     }
 
-    /// Waits until more requests were answered.
+    /// Waits until [`ENOUGH`] more requests are answered.
     async fn more(&self, cluster: &Cluster) {
         let before = self.answered.load(Ordering::Relaxed);
         let answered = || self.answered.load(Ordering::Relaxed) >= before + ENOUGH;
         cluster.eventually("requests are answered", answered).await;
     }
 
-    /// The requests that failed since this was last asked, the oldest first.
+    /// Takes the failures since the last call, oldest first.
     fn take_failures(&self) -> Vec<Failure> {
         std::mem::take(&mut self.failures.lock().unwrap())
     }

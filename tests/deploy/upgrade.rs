@@ -1,4 +1,4 @@
-//! An upgrade in the middle of a run: what the commit before this one deployed makes way for what this one deploys.
+//! An upgrade in the middle of a run: what this commit deploys replaces what the previous commit deployed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,10 +10,11 @@ use tests::root;
 
 use crate::harness::{Cluster, SYSTEM, pipeline, run};
 
-/// Programs that are exchanged.
+/// The programs that are replaced.
 const PROGRAMS: [&str; 3] = ["operator", "webhook", "claimer"];
 const TAG: &str = "previous";
-/// Two at a time, of which each takes some seconds with its pod: several times as long as an upgrade.
+/// Two are processed at a time, and each takes several seconds including its pod: several times as long as an
+/// upgrade.
 const FILES: usize = 30;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -24,7 +25,7 @@ async fn an_upgrade_from_the_commit_before_loses_no_file_of_a_run() {
     for program in PROGRAMS {
         let archive = images::build_of(cluster.testbed.paths(), program, &previous.program(program), TAG);
         cluster.testbed.load_image(archive.as_ref().unwrap()).unwrap();
-        // Or every cluster of this checkout would load it.
+        // Otherwise every cluster of this checkout would load it.
         fs::remove_file(archive.unwrap()).unwrap();
     }
     cluster.install(previous.overlay().to_str().unwrap());
@@ -57,7 +58,7 @@ async fn an_upgrade_from_the_commit_before_loses_no_file_of_a_run() {
         when_upgraded["succeeded"].as_u64().is_some_and(|done| done < FILES as u64),
         "the run was over before the upgrade was: {when_upgraded}"
     );
-    // The rest may go faster: the run had to outlast the upgrade, and has.
+    // The rest may run faster: the run had to outlast the upgrade, and has.
     let faster = r#"{"spec":{"execution":{"parallelism":6}}}"#;
     cluster.kubectl(&["-n", &user.name, "patch", "plr", "r", "--type=merge", "--patch", faster]);
     cluster.wait_for(&user.name, "r", "condition=Succeeded");
@@ -76,17 +77,18 @@ async fn an_upgrade_from_the_commit_before_loses_no_file_of_a_run() {
     cluster.kubectl(&["delete", "--kustomize", dev.to_str().unwrap(), "--timeout=180s"]);
 }
 
-/// The commit before this one, built.
+/// The previous commit, built.
 struct Previous {
     source: PathBuf,
 }
 
 impl Previous {
-    /// Where there is no commit before, this one stands in for it: then only the exchange of the programs is tested.
+    /// Without a previous commit, builds this one instead: then only the replacement of the programs is
+    /// tested.
     fn build() -> Self {
         let paths = Paths::find().unwrap();
         let git = |words: &[&str]| output(checkout::git(&paths).unwrap().args(words));
-        // What is not committed yet comes after HEAD.
+        // With uncommitted changes, HEAD is the previous commit.
         let before = if git(&["diff", "--quiet", "HEAD"]).is_ok() { "HEAD~1" } else { "HEAD" };
         let parse = |commit: &str| git(&["rev-parse", "--verify", commit]);
         let commit = parse(before).or_else(|_| {
@@ -101,7 +103,7 @@ impl Previous {
         let folder = target_folder().join(TAG);
         let source = folder.join(&commit);
         if !source.exists() {
-            // Those of other commits are of no use any more.
+            // Builds of other commits are no longer needed.
             let _ = fs::remove_dir_all(&folder);
             let half = folder.join("half");
             fs::create_dir_all(&half).unwrap();
@@ -124,7 +126,7 @@ impl Previous {
         self.source.join("target/debug").join(name)
     }
 
-    /// What it deploys for development, with its images.
+    /// Its overlay for development, with its images.
     fn overlay(&self) -> PathBuf {
         let folder = self.source.join("kustomize/overlays/previous");
         let image = |name: &str| json!({"name": format!("localhost/openfilter/{name}"), "newTag": TAG});
@@ -132,7 +134,7 @@ impl Previous {
             "resources": ["../dev"], "configurations": ["image-fields.yaml"],
             "images": PROGRAMS.map(image)});
         fs::create_dir_all(&folder).unwrap();
-        // kustomize reads no such file outside of its own folder.
+        // kustomize reads this file only from its own folder.
         fs::copy(folder.join("../dev/image-fields.yaml"), folder.join("image-fields.yaml")).unwrap();
         fs::write(folder.join("kustomization.yaml"), kustomization.to_string()).unwrap();
         folder
@@ -143,7 +145,7 @@ fn target_folder() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// What a command prints.
+/// Runs a command; returns its output, or why it failed.
 fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

@@ -1,4 +1,4 @@
-//! Of two contenders one leads, whatever dies, falls silent or is told to stop.
+//! One of two contenders leads, even if one dies, loses contact or is stopped.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,10 +15,10 @@ fn contender(client: Client, identity: &str) -> Election {
     Election::new(client, "default", "operator", identity)
 }
 
-/// How late anything may be on the virtual clock, where answers take no time: its timers have milliseconds, and several follow one
-/// another.
+/// The maximum delay on the virtual clock, where answers take no time: timers have millisecond resolution,
+/// and several run in sequence.
 const AT_ONCE: Duration = Duration::from_millis(10);
-/// The same for a real API server, on a machine that does other things too.
+/// The maximum delay with a real API server, on a machine that does other things too.
 const SOON: Duration = Duration::from_secs(10);
 
 async fn leads(election: &Election, within: Duration) -> Leadership {
@@ -29,7 +29,7 @@ async fn does_not_lead(election: &Election, during: Duration) {
     assert!(timeout(during, election.acquire()).await.is_err(), "two lead");
 }
 
-/// The scenarios that a real API server shows as well. Each is told how late anything may be there.
+/// These scenarios also run on a real API server; `late` is the maximum delay.
 async fn a_leader_stays_the_only_one(first: &Election, second: &Election, late: Duration) {
     let leader = leads(first, late).await;
     does_not_lead(second, first.duration * 2).await;
@@ -50,7 +50,8 @@ async fn a_released_lease_is_taken_at_once(first: &Election, second: &Election, 
     };
     let ((leader, waited), ()) = tokio::join!(waiting, release);
     assert!(*lost.borrow());
-    // It was released after two renewals. The next looks as often as a leader renews, and the lease would have been held for longer.
+    // The lease was released after two renewals. The next contender checks as often as a leader renews;
+    // without the release, the lease would have been held for longer.
     let (release, held) = (first.renew * 2, first.renew * 2 + first.duration);
     assert!(waited + late >= release && waited <= release + first.renew + late, "{waited:?}");
     assert!(waited < held, "{waited:?}");
@@ -65,7 +66,7 @@ async fn a_dead_leader_is_replaced_when_its_time_is_up(first: &Election, second:
     let leader = leads(second, first.duration * 2 + late).await;
     assert!(*lost.borrow());
     let waited = died.elapsed();
-    // The dead one renewed last when it took the lease, just before it died.
+    // The dead leader last renewed when it acquired the lease, just before it died.
     assert!(waited + late >= first.duration && waited <= first.duration + first.renew + late, "{waited:?}");
     leader.release().await;
 }
@@ -96,7 +97,7 @@ async fn the_next_takes_over_after_a_death() {
     a_dead_leader_is_replaced_when_its_time_is_up(&first, &second, AT_ONCE).await;
 }
 
-/// The leader cannot know whether it is alone, so it stops; only then may the other begin.
+/// The leader cannot know whether it is alone, so it stops; only then may the other start to lead.
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_hears_nothing_stops_before_another_begins() {
     let (api, first, _, second) = in_memory();
@@ -135,7 +136,7 @@ async fn a_lost_answer_does_not_lock_its_writer_out() {
     api.forgetful.store(true, Ordering::SeqCst);
     let leader = leads(&first, DURATION + AT_ONCE).await;
     api.forgetful.store(true, Ordering::SeqCst);
-    // The request hangs for as long as the leader may lead, and the next leader may be the same.
+    // The request hangs for as long as the leader may lead; then the same contender may lead again.
     let mut lost = leader.lost();
     timeout(DURATION, lost.wait_for(|lost| *lost)).await.unwrap().unwrap();
     let leader = leads(&first, AT_ONCE).await;
@@ -172,7 +173,7 @@ async fn a_lease_that_is_taken_or_deleted_is_lost() {
     .await;
 }
 
-/// The same on a real API server, with shorter times.
+/// The same scenarios on a real API server, with shorter times.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn on_a_real_api_server_one_leads_and_the_next_takes_over() {
@@ -185,7 +186,7 @@ async fn on_a_real_api_server_one_leads_and_the_next_takes_over() {
     };
     let pair = |name: &str| (real("first", name), real("second", name));
     let [only, released, dead] = ["only", "released", "dead"].map(pair);
-    // Each about a Lease of its own, so that none waits for the others.
+    // Each scenario uses its own Lease, so that none waits for another.
     tokio::join!(
         a_leader_stays_the_only_one(&only.0, &only.1, SOON),
         a_released_lease_is_taken_at_once(&released.0, &released.1, SOON),

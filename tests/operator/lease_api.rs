@@ -1,5 +1,6 @@
-//! The part of the API server that an election needs, in memory: it can fall silent or lose an answer at the right moment,
-//! and time can be skipped. What is shown with it is shown on a real one as well, as far as that can be made to do it.
+//! The part of the API server that an election needs, in memory: it can stop answering or lose an answer at
+//! the right moment, and time can be skipped. The same scenarios also run on a real API server, as far as it
+//! can be made to behave this way.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +14,13 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-/// One lease, and one contender's way to it.
+/// One lease, and one contender's access to it.
 #[derive(Clone, Default)]
 pub struct LeaseApi {
     stored: Arc<Mutex<Stored>>,
-    /// Requests of this contender are never answered.
+    /// Whether this contender's requests remain unanswered.
     pub silent: Arc<AtomicBool>,
-    /// The next write of this contender is made, and its answer lost.
+    /// Whether this contender's next write takes effect, but its answer is lost.
     pub forgetful: Arc<AtomicBool>,
 }
 
@@ -30,7 +31,7 @@ struct Stored {
 }
 
 impl LeaseApi {
-    /// The same lease, on another contender's way.
+    /// Another contender's access to the same lease.
     pub fn for_another(&self) -> Self {
         Self { stored: Arc::clone(&self.stored), ..Self::default() }
     }
@@ -50,7 +51,7 @@ impl LeaseApi {
         self.stored.lock().unwrap().lease.clone().unwrap().spec.unwrap()
     }
 
-    /// Somebody else changes the lease.
+    /// Changes the lease, as a third party would.
     pub fn change(&self, change: impl FnOnce(&mut Option<Lease>)) {
         let mut stored = self.stored.lock().unwrap();
         change(&mut stored.lease);

@@ -1,4 +1,4 @@
-//! Listing into the queue: every file of the bucket once, whoever crashes, competes or fails on the way.
+//! Listing into the queue: every file of the bucket once, despite crashes, competing listings and failures.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ const RETRY: queue::RetryPolicy = queue::RetryPolicy {
     backoff_max: Duration::from_secs(1),
     keep_results: 0,
 };
-/// Three pages, the last of which is not full.
+/// Three pages; the last one is not full.
 const FILES: usize = 2_345;
 
 struct Bench {
@@ -60,12 +60,12 @@ impl Bench {
         self.queue.stats().await.unwrap().listing
     }
 
-    /// Lists from where the queue says.
+    /// Lists from the cursor in the queue.
     async fn list(&self, lister: &Lister) -> Result<u64, ListingError> {
         list_into(&self.queue, lister, self.listed().await, self.bounds(), |_| ()).await
     }
 
-    /// How often each key is in the queue.
+    /// How often the queue holds each key.
     async fn queued(&self) -> BTreeMap<String, usize> {
         let mut command = redis::cmd("XRANGE");
         let reply = self.valkey.raw(command.arg(&self.queue.keys().work).arg("-").arg("+")).await;
@@ -111,13 +111,13 @@ async fn every_file_is_queued_as_it_is_listed_and_progress_is_told() {
         list_into(&bench.queue, &lister, bench.listed().await, bench.bounds(), progress).await.unwrap();
     assert_eq!((total, told.into_inner()), (FILES as u64, vec![1_000, 2_000, FILES as u64]));
     bench.assert_every_file_once().await;
-    // What a worker gets is what was listed.
+    // A worker gets exactly the file that was listed.
     bench.queue.hand_out(&["pod-1".to_owned()]).await.unwrap();
     let mut worker = queue::Worker::new(bench.valkey.server(), &bench.queue.keys().work, "pod-1");
     let File { key: first, size, etag } = worker.claim(Duration::from_secs(1)).await.unwrap().unwrap().file;
     assert_eq!((first, size), (key(0), 0));
     assert_eq!(etag, "\"d41d8cd98f00b204e9800998ecf8427e\"");
-    // Again: there is nothing left to do.
+    // A second listing has nothing left to do.
     assert_eq!(bench.list(&lister).await.unwrap(), FILES as u64);
 }
 
@@ -183,7 +183,7 @@ async fn a_listing_pauses_at_the_high_water_without_a_turn_and_goes_on_below_hal
     let from = bench.listed().await;
     let listing = async { list_into(&bench.queue, &lister, from, bounds, |_| ()).await.unwrap() };
     let drain = async {
-        // Long enough for the first page to be in the queue and the second one to be refused.
+        // Long enough for the first page to be queued and the second one to be refused.
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert_eq!(bench.queue.stats().await.unwrap().total, 4, "the second page waits");
         assert!(bench.turns.next("team-a").now_or_never().is_some(), "its turn is free");
@@ -204,7 +204,7 @@ async fn a_listing_pauses_at_the_high_water_without_a_turn_and_goes_on_below_hal
     assert_eq!(total, 6);
 }
 
-/// The process dies as soon as a page is in the queue, and another one goes on: after every page.
+/// After every page, the process dies as soon as the page is queued, and another process continues.
 #[tokio::test]
 async fn a_crash_at_any_page_is_resumed() {
     let bench = Bench::start(FILES).await;
@@ -222,7 +222,7 @@ async fn a_crash_at_any_page_is_resumed() {
             }
         }
         let total = bench.queue.stats().await.unwrap().total;
-        // What was in flight at the crash may have arrived, and only whole.
+        // A page in flight at the crash may have arrived, but only as a whole.
         assert!(total >= expected && (total % 1_000 == 0 || total == FILES as u64), "{total}");
     }
     bench.list(&lister).await.unwrap();
@@ -257,7 +257,7 @@ async fn a_listing_that_was_overtaken_goes_on_where_the_queue_is() {
         for _ in 0..pages {
             after = overtake(&bench.queue, &after).await;
         }
-        // As if the queue had been asked before the other one added its pages.
+        // As if this listing had asked the queue before the other one added its pages.
         let total = list_into(&bench.queue, &lister, Listing::UpTo(String::new()), bench.bounds(), |_| ())
             .await
             .unwrap();

@@ -1,4 +1,4 @@
-//! Parts of the operator by themselves, on real servers where they run without a cluster.
+//! Parts of the operator in isolation, on real servers if these run without a cluster.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod lease;

@@ -1,4 +1,4 @@
-//! The operator as a process, where no cluster answers.
+//! The operator as a process, without a cluster that answers.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Soon, for a machine that does other things too.
+/// A short time, but long enough for a machine that does other things too.
 const SOON: Duration = Duration::from_secs(30);
 
-/// The operator, with a Kubernetes that hangs up on whoever calls.
+/// The operator, with a Kubernetes API that closes every connection.
 async fn operator(folder: &tempfile::TempDir) -> Command {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = listener.local_addr().unwrap();
@@ -62,7 +62,7 @@ async fn an_operator_without_kubernetes_is_alive_and_not_ready() {
     assert!(ready.contains(" 503 ") && ready.contains("not connected to Kubernetes yet"), "{ready}");
 }
 
-/// It would be in the specification of every pod.
+/// It would appear in the specification of every pod.
 #[tokio::test]
 async fn a_password_in_the_workers_url_is_refused_and_not_repeated() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The HTTP port: what it answers, and that it ends.
+//! The HTTP port: its answers, and its shutdown.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,7 +67,7 @@ async fn probes_and_figures_are_served() {
 #[tokio::test]
 async fn it_ends_when_told_to_whatever_its_clients_do() {
     let server = Running::start().await;
-    // One that keeps its connection, and one that never finishes its request.
+    // One client keeps its connection open, and one never finishes its request.
     let mut idle = TcpStream::connect(&server.address).await.unwrap();
     idle.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let mut stuck = TcpStream::connect(&server.address).await.unwrap();

@@ -1,4 +1,4 @@
-//! Many listings at once: what they have in memory is bounded, Valkey answers, and none waits for another to end.
+//! Concurrent listings: their memory is bounded, Valkey answers, and no listing waits for another to end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use storage::{Lister, Selection};
 use tests::fake::{Fake, listed_page, parameter};
 use tests::valkey::{Flavor, KEEP, TestServer, owner};
 
-/// Pages that were answered and are not in the queue yet: now, and at most.
+/// Pages that the service answered and that are not queued yet: the current number and the maximum.
 #[derive(Default)]
 struct Pages {
     now: AtomicUsize,
@@ -30,7 +30,7 @@ impl Pages {
     }
 }
 
-/// A service whose buckets have this many pages of 100 keys each, and which takes a moment for each.
+/// A service whose buckets have this many pages of 100 keys each, and which takes a moment to answer.
 async fn service(last_page: usize, pages: &Arc<Pages>) -> Fake {
     let pages = Arc::clone(pages);
     Fake::start_slow(move |request| {
@@ -93,7 +93,7 @@ async fn runs_that_start_together_have_few_pages_in_memory_and_valkey_answers_me
     let futures::future::Either::Left((totals, _)) = done;
     assert!(totals.iter().all(|total| *total == 200), "{totals:?}");
     let most = pages.most.load(Ordering::SeqCst);
-    // One more for each turn while a turn is free, at the end.
+    // At the end, while turns are free, each listing with a turn may hold one more page.
     assert!((2..=7).contains(&most), "{most} pages");
 }
 
@@ -116,7 +116,8 @@ async fn a_small_bucket_does_not_wait_for_the_end_of_a_large_one() {
     assert!(matches!(done, futures::future::Either::Right((100, _))), "the small one waited");
 }
 
-/// The second page never comes, so that the listing waits for it without end, after a while in the lane of the slow ones.
+/// The second page never arrives, so the listing waits for it forever, and after a while in the lane for slow
+/// services.
 #[tokio::test]
 async fn a_page_that_is_queued_takes_no_room_while_the_next_one_is_awaited() {
     let valkey = TestServer::start(Flavor::Valkey).await;

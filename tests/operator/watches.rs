@@ -1,4 +1,4 @@
-//! Watches, and an API server that falls silent: a half-open connection looks like one on which nothing happens.
+//! Watches on an API server that stops answering: a half-open connection looks like an idle one.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use tests::eventually;
 use tests::fake::Fake;
 use tokio::time::Instant;
 
-/// Counts what it gets.
+/// Counts the events that it receives.
 #[derive(Default)]
 struct Counts {
     rounds: AtomicUsize,
@@ -80,7 +80,7 @@ async fn a_watch_that_falls_silent_is_asked_for_again_within_a_minute() {
     assert_eq!(counts.rounds.load(Ordering::SeqCst), 1, "it goes on where it was");
 }
 
-/// Neither pod fits its type, so that a watch knows nothing of them but their names.
+/// Neither pod fits its type, so a watch knows only their names.
 #[tokio::test]
 async fn the_deletion_of_an_object_that_cannot_be_read_is_noticed_at_once() {
     let server = tower::service_fn(|request: Request<Body>| {

@@ -1,4 +1,4 @@
-//! What services answer, and what must not be believed.
+//! Answers of services, including answers that must not be trusted.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn assert_unusable(listed: Result<ListedPage, StorageError>, words: &[&str]) {
     }
 }
 
-/// The keys that no file system can hold, encoded as AWS does.
+/// Keys that no file system can hold, encoded as AWS encodes them.
 #[tokio::test]
 async fn encoded_keys_are_decoded_exactly() {
     let long = "%C3%BC".repeat(512);
@@ -92,7 +92,7 @@ async fn the_request_asks_for_encoded_keys_and_has_the_cursor_escaped() {
     }
 }
 
-/// What looks like a path is none.
+/// Keys that look like paths are not treated as paths.
 #[tokio::test]
 async fn prefixes_and_cursors_are_sent_as_they_are() {
     let server = Fake::start(|_| answer(&listing(LAST, &[]))).await;
@@ -198,7 +198,7 @@ async fn a_failure_that_goes_away_is_not_noticed_and_one_that_stays_is_reported(
     assert!(matches!(error, StorageError::Unreachable(_)) && error.is_transient(), "{error:?}");
 }
 
-/// By the status alone: gateways and proxies have no codes of S3.
+/// By status alone, because gateways and proxies send no S3 error codes.
 #[tokio::test]
 async fn what_a_service_says_while_it_is_busy_is_tried_again_and_a_refusal_is_not() {
     for (code, tries) in [
@@ -226,7 +226,7 @@ async fn what_a_service_says_while_it_is_busy_is_tried_again_and_a_refusal_is_no
     }
 }
 
-/// The client library has a budget of retries for the whole process, and one tenant's service must not use it up.
+/// The client library has one retry budget for the whole process, which one tenant's service must not use up.
 #[tokio::test]
 async fn however_many_requests_fail_each_has_all_its_tries() {
     let server = Fake::start(|_| status(503)).await;

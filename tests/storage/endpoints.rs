@@ -1,4 +1,4 @@
-//! Listings: every way to name a service works, and a service that says no is understood.
+//! Listings: every way to name a service works, and refusals are recognized.
 
 use storage::{AccessKeys, StorageError};
 use tests::s3::{SECRET_KEY, TestS3};
@@ -31,7 +31,7 @@ async fn the_bucket_goes_into_the_host_name_unless_path_style_is_asked_for() {
     let mut bucket = bucket(&format!("http://s3.test:{port}"));
     bucket.path_style = false;
     assert_eq!(keys(&first_page(&bucket).await.unwrap().files), ["deep/a b"]);
-    // With path style the host is the endpoint's, which has no address here.
+    // With path style the host is that of the endpoint, which has no address here.
     bucket.path_style = true;
     let error = first_page(&bucket).await.unwrap_err();
     assert!(matches!(error, StorageError::Unreachable(_)), "{error:?}");

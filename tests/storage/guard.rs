@@ -1,4 +1,4 @@
-//! An endpoint is no way to reach what only the operator's network position reaches, however it is written and
+//! An endpoint must not open a way to addresses that only the operator can reach, however it is written and
 //! whatever its name resolves to.
 
 use std::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 
 use crate::harness::{BUCKET, bucket, first_page, keys, no_loopback, only_loopback, store, with_hosts};
 
-/// A port on which every connection is counted, and closed.
+/// A port on which every connection is counted and closed.
 async fn counted(address: &str) -> (u16, Arc<AtomicUsize>) {
     let listener = TcpListener::bind((address, 0)).await.unwrap();
     let (port, count) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
@@ -32,7 +32,7 @@ async fn assert_refused(bucket: &Bucket) {
     for word in ["not allowed for endpoints", "administrator"] {
         assert!(error.to_string().contains(word), "no {word:?} in {error}");
     }
-    // Six tries would wait for some ten seconds between them.
+    // Six tries would add up to about ten seconds of waiting.
     assert!(start.elapsed() < Duration::from_secs(8), "a refusal is tried again");
 }
 
@@ -98,7 +98,7 @@ async fn of_several_addresses_only_the_allowed_ones_are_used() {
     let mut bucket = bucket(&format!("http://both.test:{port}"));
     bucket.max_attempts = 1;
     bucket.addresses = Some(AddressGuard::new(|address| address != Ipv4Addr::LOCALHOST));
-    // Nobody listens at the second address: that this is what fails shows that the first was not tried.
+    // The second address refuses connections. This failure shows that the first address was not tried.
     let error = first_page(&bucket).await.unwrap_err();
     assert!(matches!(error, StorageError::Unreachable(_)), "{error:?}");
     assert_eq!(count.load(Ordering::SeqCst), 0);

@@ -1,4 +1,4 @@
-//! A bucket with something in it, and the listing of it.
+//! A bucket with objects, and listings of it.
 
 use std::process::Command;
 
@@ -39,7 +39,7 @@ pub async fn first_page(bucket: &Bucket) -> Result<ListedPage, StorageError> {
     lister(bucket).await.page("").await
 }
 
-/// Every file after a cursor, and how many pages it took.
+/// Every file after a cursor, and the number of pages that it took.
 pub async fn all(lister: &Lister, after: &str) -> (Vec<ListedFile>, usize) {
     let (mut files, mut after, mut pages) = (Vec::new(), after.to_owned(), 0);
     loop {
@@ -57,7 +57,7 @@ pub fn keys(files: &[ListedFile]) -> Vec<&str> {
     files.iter().map(|file| file.key.as_str()).collect()
 }
 
-/// Stores objects, some at a time; the content is the key.
+/// Stores objects, several at a time; the content of each is its key.
 pub async fn store(s3: &TestS3, keys: &[String]) {
     let puts = keys.iter().map(|key| async {
         s3.client.put(BUCKET, &escape(key), key.clone().into_bytes()).await.unwrap();
@@ -65,7 +65,8 @@ pub async fn store(s3: &TestS3, keys: &[String]) {
     stream::iter(puts).buffer_unordered(8).collect::<()>().await;
 }
 
-/// Runs a test of this suite again, in a process in which names have these addresses. True in that process.
+/// Runs a test of this suite again, in a process with these entries in /etc/hosts. Returns true in that
+/// process.
 pub fn with_hosts(test: &str, hosts: &str) -> bool {
     if std::env::var_os("WITH_HOSTS").is_some() {
         return true;

@@ -1,4 +1,4 @@
-//! Listing a real server: every file once, whatever its key, from the beginning or from anywhere.
+//! Listing a real server: every file once, whatever its key, from the beginning or from any cursor.
 
 use tests::s3::{TestS3, escape};
 
@@ -18,13 +18,13 @@ async fn every_file_is_listed_once_from_any_cursor() {
         let (rest, _) = all(&lister, &stored[place]).await;
         assert_eq!(keys(&rest), keys(&files[place + 1..]), "after {place}");
     }
-    // A cursor outlives its object, and need not be one.
+    // A cursor outlives its object, and need not name one.
     let (rest, _) = all(&lister, "camera-1").await;
     assert_eq!(keys(&rest), keys(&files[867..]));
     assert_eq!(all(&lister, "camera-2/~").await.0, []);
 }
 
-/// Odd keys as far as a server on a file system goes; the rest is in `answers`.
+/// Odd keys, as far as a server on a file system supports them; the rest is in `answers`.
 #[tokio::test]
 async fn odd_keys_are_listed_exactly_with_size_and_etag() {
     let s3 = TestS3::start(BUCKET).await;
@@ -44,7 +44,7 @@ async fn odd_keys_are_listed_exactly_with_size_and_etag() {
         "tab\there",
         "quote\"'",
         &long,
-        // Folders sort by their slash, which is not how a file system sorts.
+        // Folders sort with their slash, unlike in a file system.
         "f-b",
         "f.txt",
         "f/b",

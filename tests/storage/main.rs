@@ -1,5 +1,6 @@
-//! Buckets as the operator sees them: listed exactly, whatever the keys and the service, and never through an address
-//! that is not allowed. On a real S3 server, and on servers that say what no real one can be made to say.
+//! Buckets as the operator sees them: listed exactly, whatever the keys and the service, and never through a
+//! forbidden address. Tested on a real S3 server, and on fake servers with answers that no real server can be
+//! made to give.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod answers;

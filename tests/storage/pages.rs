@@ -1,4 +1,4 @@
-//! Pages that are legal and unusual: the listing goes on, and no file is left out without a word.
+//! Legal but unusual pages: the listing continues, and no file is silently left out.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -54,7 +54,8 @@ async fn an_object_that_is_not_selected_is_not_reported_as_skipped() {
     assert_eq!(page.skipped, Skipped::default());
 }
 
-/// The cursor is stored and sent, so it must stay short, and must pass over no file that could be processed.
+/// The cursor is stored and sent, so it must stay short, and it must not skip any file that could be
+/// processed.
 #[tokio::test]
 async fn a_page_that_ends_with_a_key_that_is_too_long_leads_to_the_next() {
     let stem = "k".repeat(KEY_BYTES_MAX - 1);
@@ -96,7 +97,7 @@ async fn pages_without_keys_are_passed_over_by_their_continuation_tokens() {
     })
     .await;
     let page = lister_of(&server).await.page("j").await.unwrap();
-    // The cursor is a key again: it does not expire as a token does.
+    // The cursor is a key again, because keys do not expire and tokens do.
     assert_eq!((keys(&page.files), page.next.as_deref()), (vec!["k", "l"], Some("l")));
     assert!(server.requests().iter().all(|request| parameter(request, "start-after") == "j"));
 }

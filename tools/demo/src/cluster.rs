@@ -1,4 +1,5 @@
-//! The cluster of the demo: one on this machine, built and started if need be, or one that the user has already.
+//! The cluster of the demo: the testbed on this machine, built and started if need be, or an existing cluster
+//! of the user.
 
 use std::{
     env, fs,
@@ -21,17 +22,17 @@ use crate::{
     store::Store,
 };
 
-/// How the images are called in the repository's YAML.
+/// The prefix of our images in the repository's YAML.
 const OUR_IMAGES: &str = "localhost/openfilter/";
 const OUR_TAG: &str = ":testbed";
 /// The images that come from this repository; the testbed has more.
 const IMAGES: [&str; 5] = ["operator", "webhook", "claimer", "thumbnail", "annotate"];
-/// Who waits wants to see that something happens.
+/// How often a long operation prints a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
-/// A cluster with a bucket, and the way to it.
+/// A cluster with a bucket, and access to both.
 pub struct Cluster {
-    /// The way to it.
+    /// kubectl for this cluster.
     pub kubectl: Kubectl,
     /// The bucket.
     pub store: Store,
@@ -43,7 +44,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it, or finds it.
+    /// Starts the cluster, or finds it.
     pub async fn start(args: &Args) -> Result<Self> {
         let paths = Paths::find()?;
         match args.cluster {
@@ -93,13 +94,13 @@ impl Cluster {
         Ok(Self { kubectl, store: Store::open(bucket).await?, keys, paths, foreign })
     }
 
-    /// Whether it is somebody else's.
+    /// Whether the cluster belongs to the user and not to the testbed.
     pub fn is_foreign(&self) -> bool {
         self.foreign.is_some()
     }
 
-    /// A manifest of `examples/demo`, as kubectl finds it. For a cluster that is not ours, a copy with the images,
-    /// endpoint and bucket of that one.
+    /// The path of a manifest of `examples/demo` for kubectl. For the user's cluster, it is the path of a
+    /// copy with that cluster's images, endpoint and bucket.
     pub fn manifest(&self, name: &str) -> Result<String> {
         let original = format!("examples/demo/{name}");
         let Some(foreign) = &self.foreign else { return Ok(original) };
@@ -107,7 +108,7 @@ impl Cluster {
         self.write_copy(name, &adapted(&text, foreign))
     }
 
-    /// A text in a file of the demo's folder, as kubectl finds it.
+    /// Writes a text into the demo's folder; returns its path for kubectl.
     pub fn write_copy(&self, name: &str, text: &str) -> Result<String> {
         let file = folder(&self.paths).join(name);
         fs::write(&file, text)?;
@@ -120,7 +121,7 @@ impl Cluster {
     }
 }
 
-/// Where the demo leaves what it makes; `cluster-down` removes it.
+/// The folder of the demo's files; `cluster-down` removes it.
 pub fn folder(paths: &Paths) -> PathBuf {
     paths.state().join("demo")
 }
@@ -134,7 +135,7 @@ pub fn down_testbed() -> Result<()> {
     Ok(())
 }
 
-/// The repository's names, replaced by the other cluster's.
+/// Replaces the repository's names with those of the other cluster.
 fn adapted(text: &str, foreign: &Foreign) -> String {
     let Foreign { registry, tag, valkey_image, endpoint, bucket } = foreign;
     let mut text = text.replace(S3_URL, endpoint);
@@ -149,7 +150,7 @@ fn adapted(text: &str, foreign: &Foreign) -> String {
     text
 }
 
-/// What is not built yet, and how long it takes on two cores.
+/// What must still be built, and how long that takes on two cores.
 fn cold(cache: &[String], programs: &[String]) -> Vec<&'static str> {
     let mut cold = Vec::new();
     let modules = [
@@ -177,7 +178,7 @@ fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from)
 }
 
-/// Does something that may take minutes, and says so every now and then.
+/// Does something that may take minutes, and reports regularly that it is still working.
 fn with_heartbeat<T: Send>(what: &str, work: impl FnOnce() -> T + Send) -> T {
     let started = Instant::now();
     let (done, heard) = mpsc::channel::<()>();

@@ -1,4 +1,4 @@
-//! What the demo says at its end: how fast each mode was, and how that was measured.
+//! The demo's conclusion: how fast each mode was, and how that was measured.
 
 use crds::v1alpha1::Mode;
 
@@ -11,10 +11,10 @@ pub struct Measured {
     files: i64,
     /// Average size of a file.
     bytes: usize,
-    /// How many pods it had at once.
+    /// Its concurrent pods.
     pods: i32,
     files_per_second: Option<f64>,
-    /// From the creation of the run to its end, as its status says.
+    /// From the creation of the run to its end, according to its status.
     duration: String,
 }
 

@@ -1,4 +1,4 @@
-//! Operator, webhook and Valkey: applied, awaited, and taken away again.
+//! Operator, webhook and Valkey: applied, awaited and removed again.
 
 use std::{
     thread,
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 
 use crate::{Result, cluster::Cluster, kubectl::Kubectl, step};
 
-/// Where everything of the product is.
+/// The namespace of the product.
 pub const NAMESPACE: &str = "openfilter-system";
 /// The namespace of `examples/demo`.
 pub const DEMO_NAMESPACE: &str = "openfilter-demo";
 const OVERLAY: &str = "kustomize/overlays/dev";
-/// On the namespace: the demo deployed this, and so may remove it.
+/// Label on the namespace: the demo deployed this, so it may remove it.
 const MARK: &str = "openfilter.demo/deployed";
-/// Images may have to be pulled.
+/// Long enough to pull images.
 const ROLLOUT_TIMEOUT: &str = "180s";
-/// A webhook that is Ready is known to the API server a moment later.
+/// The API server reaches a webhook only some time after it is ready.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Deploys everything, unless a cluster of somebody else's has it already.
+/// Deploys everything, unless a user's cluster has it already.
 pub fn deploy(cluster: &Cluster) -> Result<()> {
     step("Operator, admission webhook and Valkey");
     let kubectl = &cluster.kubectl;
@@ -38,10 +38,10 @@ pub fn deploy(cluster: &Cluster) -> Result<()> {
     wait(kubectl)
 }
 
-/// Applies the deployment. The mark comes first, so that a demo that was killed in the middle is known for what it is; its field
-/// is another manager's, so that the deployment does not take it away.
+/// Applies the deployment. The mark comes first, so that the deployment of an interrupted demo is recognized.
+/// Another field manager owns the mark, so that applying the deployment does not remove it.
 fn apply(kubectl: &Kubectl, what: &[&str]) -> Result<()> {
-    // Forced, because the demo's word about its own deployment is the last one, whoever changed it by hand.
+    // Forced, because the demo decides about its own deployment, even if someone changed it by hand.
     let apply = ["apply", "--server-side", "--force-conflicts"];
     let marked = json!({"apiVersion": "v1", "kind": "Namespace",
         "metadata": {"name": NAMESPACE, "labels": {MARK: "true"}}});
@@ -50,7 +50,7 @@ fn apply(kubectl: &Kubectl, what: &[&str]) -> Result<()> {
     shorten(kubectl, &[&apply[..], what].concat())
 }
 
-/// Prints how many objects were applied, not each of them.
+/// Applies objects, and prints their number instead of each of them.
 fn shorten(kubectl: &Kubectl, words: &[&str]) -> Result<()> {
     println!("$ kubectl {}", words.join(" "));
     println!("{} objects applied", kubectl.ask(words)?.lines().count());
@@ -72,7 +72,7 @@ fn wait(kubectl: &Kubectl) -> Result<()> {
     Ok(())
 }
 
-/// Why pods are not ready, one line for each reason.
+/// Why pods are not ready, one line per reason.
 fn reasons(pods: &Value) -> Vec<String> {
     let mut reasons = Vec::new();
     for pod in pods["items"].as_array().into_iter().flatten() {
@@ -103,7 +103,7 @@ fn reasons(pods: &Value) -> Vec<String> {
     reasons
 }
 
-/// Waits until the webhook is asked and answers: until then the API server refuses everything.
+/// Waits until the API server can call the webhook: until then it refuses everything.
 pub fn wait_for_admission(kubectl: &Kubectl, manifest: &str) -> Result<()> {
     let deadline = Instant::now() + ADMISSION_TIMEOUT;
     loop {
@@ -117,7 +117,7 @@ pub fn wait_for_admission(kubectl: &Kubectl, manifest: &str) -> Result<()> {
     }
 }
 
-/// What the API server says when it cannot ask.
+/// Whether the API server could not call the webhook.
 fn is_webhook_away(error: &str) -> bool {
     error.contains("failed calling webhook")
 }
@@ -131,9 +131,9 @@ fn is_ours(kubectl: &Kubectl) -> bool {
     marked.is_ok_and(|names| names.contains(NAMESPACE))
 }
 
-/// Removes what the demo made in somebody else's cluster, and nothing else.
+/// Removes what the demo created in a user's cluster, and nothing else.
 pub fn remove(kubectl: &Kubectl) -> Result<()> {
-    // First, while the operator is there: it cleans up after its runs.
+    // First, while the operator still runs, because it cleans up after its runs.
     kubectl.show(&["delete", "namespace", DEMO_NAMESPACE, "--ignore-not-found"])?;
     if !is_ours(kubectl) {
         println!("OpenFilter Pipelines was not deployed by the demo, and stays.");
@@ -151,7 +151,7 @@ pub fn remove(kubectl: &Kubectl) -> Result<()> {
     Ok(())
 }
 
-/// Runs that are not the demo's, which is gone by then.
+/// Runs in other namespaces. The demo's own runs are gone by then.
 fn runs_of_others(kubectl: &Kubectl) -> Result<Vec<String>> {
     let served = kubectl.ask(&[
         "get",
@@ -177,11 +177,12 @@ mod tests {
 
     use super::*;
 
-    /// A kubectl that answers by these cases of a shell script, in a folder where it notes how it was called.
+    /// A kubectl that answers according to these cases of a shell script, in a folder where it records its
+    /// calls.
     fn fake(cases: &str) -> (Kubectl, TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let script = format!("#!/bin/sh\necho \"$*\" >>calls\ncase \"$*\" in\n{cases}\n*) ;;\nesac\n");
-        // By another process: a file that this one has open for writing cannot be executed.
+        // Written by another process, because a file that this one has open for writing cannot be executed.
         let mut write = Command::new("sh");
         write
             .args(["-c", "printf %s \"$0\" >kubectl && chmod +x kubectl", &script])

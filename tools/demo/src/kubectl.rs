@@ -1,4 +1,5 @@
-//! Everything that the demo does to a cluster goes through kubectl, and is printed before, so that a reader can do it too.
+//! The demo works on a cluster through kubectl, and prints its commands first, so that a reader can repeat
+//! them.
 
 use std::{
     io::Write,
@@ -8,23 +9,23 @@ use std::{
 
 use crate::Result;
 
-/// A kubectl, and the cluster it talks to.
+/// A kubectl, and the cluster that it accesses.
 #[derive(Debug, Clone)]
 pub struct Kubectl {
     program: PathBuf,
-    /// The user's own (KUBECONFIG) when absent.
+    /// If absent, the user's own (KUBECONFIG).
     kubeconfig: Option<PathBuf>,
-    /// Where it runs: paths in the commands begin here.
+    /// The working directory, to which paths in the commands are relative.
     root: PathBuf,
 }
 
 impl Kubectl {
-    /// The testbed's, at the testbed's cluster.
+    /// The testbed's kubectl, for the testbed's cluster.
     pub fn of_testbed(paths: &testbed::Paths) -> Self {
         Self { program: paths.bin("kubectl"), kubeconfig: Some(paths.kubeconfig()), root: paths.root.clone() }
     }
 
-    /// The user's, at the user's cluster.
+    /// The user's kubectl, for the user's cluster.
     pub fn of_user(root: &Path) -> Result<Self> {
         let program = PathBuf::from("kubectl");
         match Command::new(&program).args(["version", "--client"]).output() {
@@ -39,12 +40,12 @@ impl Kubectl {
         Self { program, kubeconfig: None, root: root.to_owned() }
     }
 
-    /// Prints a command, runs it, and prints what it prints.
+    /// Prints a command, runs it, and prints its output.
     pub fn show(&self, words: &[&str]) -> Result<String> {
         self.show_with("", words)
     }
 
-    /// As [`Self::show`], with something to read. What it reads is not printed.
+    /// As [`Self::show`], with standard input, which is not printed.
     pub fn show_with(&self, input: &str, words: &[&str]) -> Result<String> {
         println!("$ kubectl {}", words.join(" "));
         let output = self.run(input, words)?;
@@ -66,12 +67,12 @@ impl Kubectl {
         Ok(())
     }
 
-    /// Runs a command without a word; returns what it prints.
+    /// Runs a command without printing it; returns its output.
     pub fn ask(&self, words: &[&str]) -> Result<String> {
         self.ask_with("", words)
     }
 
-    /// As [`Self::ask`], with something to read.
+    /// As [`Self::ask`], with standard input.
     pub fn ask_with(&self, input: &str, words: &[&str]) -> Result<String> {
         let output = self.run(input, words)?;
         succeeded(words, &output)?;
@@ -88,7 +89,7 @@ impl Kubectl {
         let doing = |error: std::io::Error| format!("run {}: {error}", self.program.display());
         let mut child = command.spawn().map_err(doing)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A command that does not read it is none the worse.
+            // Commands that do not read their input are fine.
             let _ = stdin.write_all(input.as_bytes());
         }
         Ok(child.wait_with_output().map_err(doing)?)

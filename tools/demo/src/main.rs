@@ -1,5 +1,5 @@
-//! `make demo`: a pipeline on a cluster, from nothing to a sheet of results, with every command printed that a reader would
-//! type. It can be interrupted and started again at any point.
+//! `make demo`: a pipeline on a cluster, from nothing to a contact sheet of results. It prints every command
+//! that a reader would type. It can be interrupted and started again at any point.
 
 mod cluster;
 mod comparison;
@@ -28,7 +28,7 @@ use run::Finished;
 use settings::{Args, Where};
 use store::CAMERA;
 
-/// Everything here ends with a message for the person at the terminal.
+/// Every error is a message for the person at the terminal.
 pub type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 #[tokio::main]
@@ -74,7 +74,7 @@ async fn fill_bucket(cluster: &Cluster) -> Result<usize> {
     Ok(pictures::average_size(&pictures))
 }
 
-/// Applies the Pipeline and what it needs; returns its file.
+/// Applies the Pipeline and everything it needs; returns the path of its file.
 fn apply_pipeline(cluster: &Cluster) -> Result<String> {
     step("A Pipeline: what to do with every file");
     let kubectl = &cluster.kubectl;
@@ -88,7 +88,7 @@ fn apply_pipeline(cluster: &Cluster) -> Result<String> {
     Ok(pipeline)
 }
 
-/// The Secret with real keys, quoted as JSON, which YAML understands.
+/// The Secret with real keys, quoted as JSON, which is also valid YAML.
 fn with_keys(secret: &str, keys: &storage::AccessKeys) -> Result<String> {
     let quoted = |key: &storage::Secret| serde_json::to_string(key.reveal());
     Ok(secret
@@ -154,7 +154,7 @@ fn down(args: &Args) -> Result<()> {
     }
 }
 
-/// The title of what comes next.
+/// Prints the title of the next step.
 fn step(title: &str) {
     println!("\n== {title} ==");
 }

@@ -1,17 +1,18 @@
-//! How many files a run settles per second, measured by looking at its counts now and then.
+//! How many files a run settles per second, measured by checking its counts regularly.
 
 use std::time::Duration;
 
 use crds::v1alpha1::Counts;
 
-/// Measures from the first look that saw a claimed file to the first one that saw all files settled, or to the latest.
+/// Measures from the first check that found a claimed file to the first one that found all files settled, or
+/// else to the latest.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace {
     first: Option<Look>,
     last: Look,
 }
 
-/// What one look saw.
+/// The result of one check.
 #[derive(Debug, Clone, Copy, Default)]
 struct Look {
     /// Since the run was created.
@@ -20,11 +21,11 @@ struct Look {
 }
 
 impl Pace {
-    /// Takes another look into account.
+    /// Adds another check.
     pub fn look(&mut self, at: Duration, counts: &Counts) {
         let now = Look { at, settled: counts.succeeded + counts.failed };
         let nothing_claimed = counts.running + now.settled == 0;
-        // From then on it is the end of the run that takes time, not its files.
+        // From then on the end of the run takes the time, not its files.
         let was_over = counts.running + counts.queued == 0 && now.settled == self.last.settled;
         if nothing_claimed || was_over {
             return;
@@ -33,7 +34,7 @@ impl Pace {
         self.last = now;
     }
 
-    /// Files that the first look saw settled count no more than the time before it.
+    /// Files that were already settled at the first check do not count, and neither does the time before it.
     pub fn files_per_second(&self) -> Option<f64> {
         let first = self.first?;
         let (files, time) = (self.last.settled - first.settled, self.last.at.saturating_sub(first.at));
@@ -51,7 +52,7 @@ pub fn shown(files_per_second: f64) -> String {
 mod tests {
     use super::*;
 
-    /// The rate after these looks: second, queued, running, succeeded.
+    /// The rate after these checks: second, queued, running, succeeded.
     fn rate(looks: &[(u64, i64, i64, i64)]) -> Option<f64> {
         let mut pace = Pace::default();
         for &(second, queued, running, succeeded) in looks {

@@ -1,13 +1,13 @@
-//! Paints the pictures of the cameras: six subjects in seven palettes, the same every time.
+//! Paints the cameras' pictures: six subjects in seven palettes, the same every time.
 
 use std::f32::consts::TAU;
 
 use image::{Rgb, RgbImage};
 
-/// How large the pictures of the northern and of the southern camera are.
+/// The size of the northern camera's pictures and of the southern camera's.
 const CAMERAS: [(u32, u32); 2] = [(640, 480), (600, 400)];
 
-/// Paints one: subjects and colours go round at different speeds, so that all differ.
+/// Paints one picture: subjects and palettes rotate at different speeds, so that all pictures differ.
 pub fn paint(index: usize) -> RgbImage {
     let (width, height) = CAMERAS[index % 2];
     let mut dice = Dice::new(index as u64);
@@ -20,7 +20,7 @@ pub fn paint(index: usize) -> RgbImage {
         4 => town(palette, &mut dice),
         _ => julia(palette, &mut dice),
     };
-    // From 0 to 1 downwards; sideways to where the proportions lead.
+    // y runs from 0 to 1 downwards; the range of x follows from the proportions.
     let scale = height as f32;
     RgbImage::from_fn(width, height, |x, y| subject(x as f32 / scale, y as f32 / scale).rgb())
 }
@@ -78,7 +78,7 @@ fn mountains(palette: Palette, dice: &mut Dice) -> Box<dyn Fn(f32, f32) -> Colou
                 + 0.02 * (x * 15.0 + three).sin()
                 + 0.008 * (x * 41.0 + four).sin()
         };
-        // The nearest range that reaches up to here hides what is behind it.
+        // The nearest range that reaches this point hides everything behind it.
         match (0..RANGES).rev().find(|range| y > height(*range)) {
             Some(range) => {
                 let haze = (y - height(range)) * 0.9;
@@ -134,7 +134,7 @@ fn sea(palette: Palette, dice: &mut Dice) -> Box<dyn Fn(f32, f32) -> Colour> {
                 .mix(colour(0xfffdf5), (0.09 - distance) * 110.0);
         }
         let depth = y - horizon;
-        // Waves are as far apart as they are near.
+        // The nearer the waves, the farther apart they are.
         let far = 1.0 / (depth + 0.06);
         let wave = (far * 9.0 + (x * 3.0 + one).sin() * 1.2).sin() * 0.5
             + (far * 23.0 + x * 5.0 + two).sin() * 0.3
@@ -164,7 +164,7 @@ fn town(palette: Palette, dice: &mut Dice) -> Box<dyn Fn(f32, f32) -> Colour> {
                 continue;
             }
             let wall = at(&palette, 0.74 + 0.2 * row as f32);
-            // Windows in a grid; which are lit is thrown for each by itself.
+            // Windows in a grid; the dice decide for each window whether it is lit.
             let (across, down) = ((right - x) / 0.022, (y - top) / 0.03);
             let frame = across.fract() > 0.55 || down.fract() > 0.5 || down < 1.0 || across > 40.0;
             let window = (across as u64) << 32 | (down as u64) << 16 | (house as u64) << 4 | row as u64;
@@ -180,7 +180,7 @@ fn town(palette: Palette, dice: &mut Dice) -> Box<dyn Fn(f32, f32) -> Colour> {
 fn julia(palette: Palette, dice: &mut Dice) -> Box<dyn Fn(f32, f32) -> Colour> {
     const STEPS: u32 = 90;
     let (angle, zoom) = (dice.between(0.0, TAU), dice.between(1.9, 2.5));
-    // On the rim of the Mandelbrot set's heart, where Julia sets are at their richest.
+    // On the boundary of the Mandelbrot set's main cardioid, where Julia sets are richest.
     let seed =
         (0.5 * angle.cos() - 0.26 * (2.0 * angle).cos(), 0.5 * angle.sin() - 0.26 * (2.0 * angle).sin());
     Box::new(move |x, y| {
@@ -188,7 +188,7 @@ fn julia(palette: Palette, dice: &mut Dice) -> Box<dyn Fn(f32, f32) -> Colour> {
         for step in 0..STEPS {
             let square = place.0 * place.0 + place.1 * place.1;
             if square > 16.0 {
-                // Fractions of a step, so that no bands are seen.
+                // Fractions of a step avoid visible bands.
                 let smooth = step as f32 + 1.0 - (square.ln() / 2.0).log2();
                 return at(&palette, 1.0 - (smooth / 24.0).sqrt());
             }

@@ -1,5 +1,5 @@
-//! Three dozen pictures, made up and the same every time, as two cameras might have stored them; and one file that was
-//! cut off while it was uploaded.
+//! Three dozen generated pictures, the same every time, as two cameras might have stored them; and one file
+//! that was cut off during its upload.
 
 use std::io::Cursor;
 
@@ -7,23 +7,23 @@ use image::{ImageFormat, ImageResult, RgbImage};
 
 use crate::paint::paint;
 
-/// A file of the bucket, below the prefix of the Pipeline.
+/// A file of the bucket, below the Pipeline's prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
     /// `north/IMG_2041.jpg`
     pub name: String,
-    /// The file.
+    /// Its content.
     pub content: Vec<u8>,
 }
 
-/// How many pictures there are, without the broken one.
+/// The number of pictures, without the broken one.
 pub const COUNT: usize = 36;
 /// The file that no filter can read.
 pub const BROKEN: &str = "north/IMG_2019.jpg";
-/// Ends in the middle of the tables that a decoder needs before the first pixel.
+/// The file ends within the tables that a decoder needs before the first pixel.
 const BROKEN_BYTES: usize = 160;
 
-/// What the cameras stored, the broken file last.
+/// All files of the cameras, the broken one last.
 pub fn all() -> ImageResult<Vec<Picture>> {
     let mut pictures = (0..COUNT).map(picture).collect::<ImageResult<Vec<_>>>()?;
     let mut content = encode(&paint(0), ImageFormat::Jpeg)?;
@@ -55,12 +55,12 @@ pub fn average_size(pictures: &[Picture]) -> usize {
     total_size(pictures) / pictures.len().max(1)
 }
 
-/// The size of all files together in bytes.
+/// The total size of all files in bytes.
 pub fn total_size(pictures: &[Picture]) -> usize {
     pictures.iter().map(|picture| picture.content.len()).sum()
 }
 
-/// A picture as a file.
+/// Encodes a picture as a file.
 pub fn encode(picture: &RgbImage, format: ImageFormat) -> ImageResult<Vec<u8>> {
     let mut file = Cursor::new(Vec::new());
     picture.write_to(&mut file, format)?;

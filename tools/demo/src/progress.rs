@@ -1,4 +1,4 @@
-//! How a run stands, in one line. Pure: what is shown is decided here, when and where elsewhere.
+//! The progress of a run in one line. Pure: it decides what to show; when and where is decided elsewhere.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use crds::v1alpha1::{Counts, Phase, PipelineRun};
 
 use crate::pace;
 
-/// Less of a bar says nothing.
+/// A shorter bar shows nothing useful.
 const BAR_MIN: usize = 10;
-/// More of a bar says nothing more.
+/// A longer bar shows nothing more.
 const BAR_MAX: usize = 40;
 
-/// What is known of a run at one moment.
+/// The state of a run at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct View {
-    /// Where the run is.
+    /// The run's phase.
     pub phase: Phase,
     /// Files found so far, while the bucket is being listed.
     pub listed: i64,
@@ -22,12 +22,12 @@ pub struct View {
     pub counts: Counts,
     /// Since the run was created.
     pub elapsed: Duration,
-    /// As the demo measured it so far.
+    /// The rate that the demo has measured so far.
     pub files_per_second: Option<f64>,
 }
 
 impl View {
-    /// What a run says of itself.
+    /// Takes the state from the run's status.
     pub fn of(run: &PipelineRun, elapsed: Duration, files_per_second: Option<f64>) -> Self {
         let status = run.status.clone().unwrap_or_default();
         Self {
@@ -55,7 +55,7 @@ impl View {
     }
 }
 
-/// The line, at most `width` characters: what matters least goes first.
+/// The line, at most `width` characters long: the least important parts are dropped first.
 pub fn render(view: &View, width: usize) -> String {
     let Counts { total_files, queued, running, succeeded, failed } = view.counts;
     if total_files == 0 {
@@ -66,7 +66,7 @@ pub fn render(view: &View, width: usize) -> String {
     let total = format!("{}/{total_files}", view.settled());
     let rate = view.files_per_second.map(pace::shown);
     let left = view.left().map(|left| format!("ETA {}", clock(left)));
-    // Which parts there are, by how much room there is.
+    // The available room decides which parts are shown.
     let all = [Some(total), Some(counts), rate, left, Some(clock(view.elapsed))];
     let parts: Vec<String> = all.into_iter().flatten().collect();
     for shown in (1..=parts.len()).rev() {

@@ -1,4 +1,4 @@
-//! One run: started, followed to its end, and told about.
+//! One run: started, followed to its end, and reported.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -19,23 +19,23 @@ use crate::{
 
 /// Often enough to look alive.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Lines in a log file are not redrawn: fewer of them.
+/// Less often in a log file, where lines are not redrawn.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
-/// A file takes seconds here. When nothing has changed for so long, nothing will.
+/// A file takes seconds here. If nothing has changed for this long, nothing will.
 const STALLED: Duration = Duration::from_secs(180);
-/// Where the width cannot be found out.
+/// The width to assume if it cannot be determined.
 const WIDTH: usize = 100;
 
-/// A run that is over.
+/// A finished run.
 pub struct Finished {
-    /// As it was last seen.
+    /// Its last known state.
     pub run: PipelineRun,
     /// How fast it was.
     pub pace: Pace,
 }
 
 impl Finished {
-    /// The name that the API server made up.
+    /// The name that the API server generated.
     pub fn name(&self) -> &str {
         self.run.metadata.name.as_deref().unwrap_or_default()
     }
@@ -50,7 +50,7 @@ pub fn run_to_its_end(kubectl: &Kubectl, manifest: &str, succeeded: i64, failed:
     Ok(finished)
 }
 
-/// Removes runs that an interrupted demo left unfinished: they would go on writing results.
+/// Removes unfinished runs of an interrupted demo, which would continue to write results.
 pub fn remove_unfinished(kubectl: &Kubectl) -> Result<()> {
     let columns = "jsonpath={range .items[*]}{.metadata.name}={.status.phase}{\"\\n\"}{end}";
     let found = kubectl.ask(&["get", "pipelineruns", "-n", DEMO_NAMESPACE, "-o", columns])?;
@@ -63,7 +63,7 @@ pub fn remove_unfinished(kubectl: &Kubectl) -> Result<()> {
     Ok(())
 }
 
-/// Creates a run; returns its name, which the API server made up.
+/// Creates a run; returns the name that the API server generated.
 fn create(kubectl: &Kubectl, manifest: &str) -> Result<String> {
     let printed = kubectl.show(&["create", "-f", manifest])?;
     Ok(name_of(&printed)
@@ -76,14 +76,14 @@ fn name_of(printed: &str) -> Option<&str> {
     printed.split_once('/')?.1.split_whitespace().next()
 }
 
-/// Shows how the run goes until it is over.
+/// Shows the progress of a run until it is over.
 fn follow(kubectl: &Kubectl, name: &str) -> Result<Finished> {
     let started = Instant::now();
     let mut screen = Screen::new();
     let mut pace = Pace::default();
     let (mut last, mut changed) = (View::default(), Instant::now());
     loop {
-        // The API server of a small machine may be busy: it is asked again until nothing has changed for too long.
+        // The API server of a small machine may be busy, so retry until nothing has changed for too long.
         if let Ok(run) = look(kubectl, name) {
             let elapsed = started.elapsed();
             pace.look(elapsed, &counts(&run));
@@ -117,14 +117,14 @@ fn counts(run: &PipelineRun) -> Counts {
     run.status.as_ref().and_then(|status| status.counts).unwrap_or_default()
 }
 
-/// What holds the run up, as its condition says.
+/// What blocks the run, according to its condition.
 fn trouble(run: &PipelineRun) -> Option<String> {
     let conditions = &run.status.as_ref()?.conditions;
     let degraded = conditions.iter().find(|found| found.type_ == "Degraded" && found.status == "True")?;
     Some(format!("{}: {}", degraded.reason, degraded.message))
 }
 
-/// How it ended; an error if it is not how a demo should end.
+/// Reports how the run ended; returns an error if a demo should not end that way.
 fn tell_outcome(run: &PipelineRun, succeeded: i64, failed: i64) -> Result<()> {
     let status = run.status.clone().unwrap_or_default();
     let (phase, counts) = (status.phase.unwrap_or_default(), counts(run));
@@ -145,7 +145,7 @@ fn tell_outcome(run: &PipelineRun, succeeded: i64, failed: i64) -> Result<()> {
     Err(format!("{succeeded} files should have succeeded and {failed} failed, of a run that succeeds").into())
 }
 
-/// Where the progress is shown: redrawn on a terminal, line by line elsewhere.
+/// Shows the progress: redrawn on a terminal, line by line elsewhere.
 struct Screen {
     terminal: bool,
     shown: Option<(View, Instant)>,
@@ -186,14 +186,14 @@ impl Screen {
     }
 }
 
-/// Whether there is something new to write into a log: at the beginning, at the end, and now and then in between.
+/// Whether to write a new line into a log: at the beginning, at the end, and sometimes in between.
 fn is_due(last: Option<(&View, Duration)>, now: &View) -> bool {
     let Some((last, ago)) = last else { return true };
     let is_new = (last.phase, last.counts, last.listed) != (now.phase, now.counts, now.listed);
     is_new && (ago >= LINE_INTERVAL || now.is_finished())
 }
 
-/// As wide as the terminal, less one column: many wrap when the last one is written.
+/// The width of the terminal less one column, because many terminals wrap after the last one.
 fn terminal_width() -> usize {
     let asked = Command::new("stty").arg("size").stdin(Stdio::inherit()).stderr(Stdio::null()).output();
     let printed =

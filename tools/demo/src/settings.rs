@@ -1,4 +1,4 @@
-//! What the demo is told: by `make demo`, nothing; for a cluster of your own, where images and bucket are.
+//! The demo's settings: `make demo` needs none; the user's own cluster needs its images and bucket.
 
 use clap::{Parser, ValueEnum};
 use storage::{AccessKeys, Bucket};
@@ -38,7 +38,7 @@ pub struct Args {
     s3_bucket: String,
 }
 
-/// Which cluster.
+/// The cluster to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Where {
     /// One on this machine, which is started if it is not up.
@@ -50,7 +50,7 @@ pub enum Where {
 /// The bucket of `examples/demo`.
 pub const DEFAULT_BUCKET: &str = "openfilter-demo";
 
-/// What a cluster that is not ours has, so that the demo can use it.
+/// The properties of a user's cluster that the demo needs.
 #[derive(Clone, Debug)]
 pub struct Foreign {
     /// `registry.example.com/team`
@@ -59,14 +59,14 @@ pub struct Foreign {
     pub tag: String,
     /// Image of Valkey.
     pub valkey_image: String,
-    /// The endpoint as it is written into the Pipeline.
+    /// The endpoint, as the Pipeline names it.
     pub endpoint: String,
     /// The bucket.
     pub bucket: Bucket,
 }
 
 impl Args {
-    /// What was said about a cluster of somebody else's; an error names all that is missing.
+    /// The settings for a user's cluster; an error names all that are missing.
     pub fn foreign(&self) -> Result<Foreign> {
         let wanted = [
             (

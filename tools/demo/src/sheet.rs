@@ -1,4 +1,4 @@
-//! Contact sheets: results of a run in one picture.
+//! Contact sheets: the results of a run in one picture.
 
 use annotate::font;
 use image::{Rgb, RgbImage, imageops};
@@ -8,22 +8,22 @@ use crate::tiles;
 /// How results are arranged.
 #[derive(Debug, Clone, Copy)]
 pub struct Layout {
-    /// Results side by side.
+    /// Results per row.
     columns: u32,
-    /// What a result may measure; a larger one is made smaller.
+    /// The maximum size of a result; larger ones are shrunk.
     cell: (u32, u32),
-    /// Between the cells and around them.
+    /// Space between the cells and around them.
     gap: u32,
 }
 
-/// Pictures that have nothing to do with each other. The cards of `thumbnail` and `annotate` fit.
+/// Unrelated pictures. The cards of `thumbnail` and `annotate` fit.
 pub const PICTURES: Layout = Layout { columns: 6, cell: (272, 236), gap: 20 };
 /// The tiles of one picture, close together.
 pub const TILES: Layout = Layout { columns: tiles::COLUMNS, cell: (96, 92), gap: 4 };
 
-/// Above the cells, for the title.
+/// Height above the cells, for the title.
 const HEAD: u32 = 84;
-/// Left of the title and above it.
+/// Space to the left of the title and above it.
 const MARGIN: u32 = 20;
 
 const TITLE_SCALE: u32 = 4;
@@ -34,13 +34,13 @@ const TITLE: Rgb<u8> = Rgb([250, 249, 246]);
 const SUBTITLE: Rgb<u8> = Rgb([158, 166, 184]);
 
 impl Layout {
-    /// How large the sheet of so many results is.
+    /// The size of a sheet with this many results.
     fn dimensions(self, results: usize) -> (u32, u32) {
         let rows = u32::try_from(results).unwrap_or(u32::MAX).div_ceil(self.columns);
         (self.gap + self.columns * (self.cell.0 + self.gap), HEAD + rows * (self.cell.1 + self.gap))
     }
 
-    /// The results in the order in which they come, under a title and a line below it.
+    /// Arranges the results in their order, below a title and a subtitle.
     pub fn sheet(self, results: &[RgbImage], title: &str, subtitle: &str) -> RgbImage {
         let (width, height) = self.dimensions(results.len());
         let mut sheet = RgbImage::from_pixel(width, height, WALL);
@@ -56,7 +56,7 @@ impl Layout {
         sheet
     }
 
-    /// A result in the middle of its cell, with a shadow.
+    /// Draws a result in the middle of its cell, with a shadow.
     fn hang(self, sheet: &mut RgbImage, (left, top): (u32, u32), result: &RgbImage) {
         let small;
         let (width, height) = self.cell;

@@ -9,15 +9,15 @@ use storage::{Bucket, Lister, Selection, StorageError};
 
 use crate::{Result, pictures::Picture};
 
-/// Requests at once: enough to keep a small machine busy.
+/// Concurrent requests: enough to keep a small machine busy.
 const AT_ONCE: usize = 16;
 
 /// The prefixes of a Pipeline.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
-    /// Of its files.
+    /// Prefix of its files.
     pub source: &'static str,
-    /// Of its results.
+    /// Prefix of its results.
     pub results: &'static str,
 }
 
@@ -26,14 +26,14 @@ pub const CAMERA: Place = Place { source: "camera/", results: "results/" };
 /// The prefixes of `examples/demo/warm-pipeline.yaml`.
 pub const TILES: Place = Place { source: "tiles/", results: "tile-results/" };
 
-/// A bucket that is there.
+/// A bucket that exists.
 pub struct Store {
     bucket: Bucket,
     client: Client,
 }
 
 impl Store {
-    /// Makes the bucket, unless it is there.
+    /// Opens the bucket, and creates it if it does not exist.
     pub async fn open(bucket: Bucket) -> Result<Self> {
         let client = bucket.client().await;
         let found =
@@ -47,12 +47,12 @@ impl Store {
         Ok(Self { bucket, client })
     }
 
-    /// How an object is called.
+    /// The URI of an object.
     pub fn uri(&self, key: &str) -> String {
         self.bucket.uri(key)
     }
 
-    /// Stores the pictures, replaces those of an earlier demo, and removes its results.
+    /// Stores the pictures, replacing those of an earlier demo, and removes its results.
     pub async fn seed(&self, place: Place, pictures: &[Picture]) -> Result<()> {
         let new: BTreeSet<String> = pictures.iter().map(|picture| key_of(place, picture)).collect();
         let mut old = self.keys(place.source).await?;
@@ -76,12 +76,12 @@ impl Store {
         Ok(())
     }
 
-    /// How many objects are below a prefix.
+    /// The number of objects below a prefix.
     pub async fn count(&self, prefix: &str) -> Result<usize> {
         Ok(self.keys(prefix).await?.len())
     }
 
-    /// The pictures below a prefix, in the order of their names.
+    /// The pictures below a prefix, sorted by name.
     pub async fn pictures(&self, prefix: &str) -> Result<Vec<RgbImage>> {
         let keys = self.keys(prefix).await?;
         stream::iter(&keys).map(|key| self.picture(key)).buffered(AT_ONCE).try_collect().await

@@ -1,5 +1,5 @@
-//! Two thousand small pictures: some of the cameras' pictures, cut into tiles. Painting so many would take longer than
-//! processing them.
+//! Two thousand small pictures: some of the cameras' pictures, cut into tiles. Painting that many would take
+//! longer than processing them.
 
 use image::{ImageFormat, ImageResult, RgbImage, imageops};
 
@@ -8,11 +8,11 @@ use crate::{
     pictures::{Picture, encode, title},
 };
 
-/// How many tiles there are.
+/// The number of tiles.
 pub const COUNT: usize = 2_000;
-/// Tiles of a picture side by side. Wide enough for `annotate` to write the name of a file below its tile.
+/// Tiles in a row of a picture, wide enough for `annotate` to write the file name below each.
 pub const COLUMNS: u32 = 8;
-/// Tiles of a picture one above the other.
+/// Rows of tiles in a picture.
 pub const ROWS: u32 = 10;
 const PER_PICTURE: usize = (COLUMNS * ROWS) as usize;
 
@@ -30,7 +30,7 @@ pub fn all() -> ImageResult<Vec<Picture>> {
     Ok(tiles)
 }
 
-/// Where the tiles of a picture are: `north/IMG_2001/`.
+/// The folder of a picture's tiles: `north/IMG_2001/`.
 pub fn folder(index: usize) -> String {
     format!("{}/", title(index))
 }

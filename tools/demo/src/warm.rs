@@ -13,7 +13,7 @@ use crate::{
     tiles,
 };
 
-/// The picture whose tiles are shown put together.
+/// The picture whose tiles are shown reassembled.
 const SHOWN: usize = 0;
 
 /// Stores the tiles, runs the Pipeline and shows its results.
@@ -24,7 +24,7 @@ pub async fn demo(cluster: &Cluster) -> Result<Measured> {
     Ok(Measured::of(Mode::Warm, average_size, &finished))
 }
 
-/// Returns the average size of a tile in bytes.
+/// Stores the tiles; returns their average size in bytes.
 async fn store_tiles(cluster: &Cluster) -> Result<usize> {
     step("Many small pictures");
     println!("Some of the pictures are cut into {} tiles and stored; this takes some seconds.", tiles::COUNT);

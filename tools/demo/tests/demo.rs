@@ -1,5 +1,5 @@
-//! `make demo` as a person would run it: on the testbed, and once more on a cluster that is there already, with everything
-//! that the first one left.
+//! `make demo` as a person would run it: on the testbed, and then on an existing cluster that still holds
+//! everything the first demo left.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 
 use testbed::{Paths, Testbed, services::S3_IP_URL};
 
-/// Runs the demo with these variables; what it printed, and how long it took.
+/// Runs the demo with these variables; returns its output and how long it took.
 fn demo(words: &[&str], variables: &[(&str, &str)]) -> (String, Duration) {
     let started = Instant::now();
     let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
@@ -23,7 +23,7 @@ fn demo(words: &[&str], variables: &[(&str, &str)]) -> (String, Duration) {
     (printed, took)
 }
 
-/// What the demo leaves to look at: the pictures, and tiles of one of them.
+/// The contact sheets that the demo leaves: the pictures, and the tiles of one of them.
 fn sheets() -> [PathBuf; 2] {
     ["contact-sheet.png", "warm-sheet.png"].map(|name| Paths::find().unwrap().state().join("demo").join(name))
 }
@@ -32,14 +32,14 @@ fn remove_sheets() {
     sheets().iter().for_each(|sheet| std::fs::remove_file(sheet).unwrap());
 }
 
-/// What every demo shows.
+/// Checks what every demo prints and draws.
 fn check(printed: &str) {
     let has = |words: &str| assert!(printed.contains(words), "{words:?} is not in:\n{printed}");
     has("37/37  36 done, 1 failed, 0 running, 0 queued");
     has("Succeeded (Completed)");
     has("camera/north/IMG_2019.jpg, attempts: 2");
     has("thumbnail exited with code 1");
-    // The rejection, with both mistakes and what to write instead.
+    // The rejection, with both mistakes and their corrections.
     has("denied the request");
     has("[run-prefix]");
     has("[glob]");
@@ -52,14 +52,14 @@ fn check(printed: &str) {
     assert_eq!(pictures.dimensions(), (20 + 6 * 292, 84 + 6 * 256));
     // Eight columns of 96 and ten rows of 92 pixels, 4 apart.
     assert_eq!(tiles.dimensions(), (4 + 8 * 100, 84 + 10 * 96));
-    // The tiles are those of one picture.
+    // Fewer colours are enough for the tiles, which all belong to one picture.
     for (sheet, least) in [(pictures, 10_000), (tiles, 1_000)] {
         let colours: std::collections::BTreeSet<_> = sheet.pixels().map(|pixel| pixel.0).collect();
         assert!(colours.len() > least, "the sheet has {} colours", colours.len());
     }
 }
 
-/// All tiles succeed, and the rate that is compared is the one that the progress ended with.
+/// All tiles succeed, and the compared rate is the final rate of the progress line.
 fn check_warm(printed: &str) {
     let line_with = |words: &str| {
         let found = printed.lines().rfind(|line| line.contains(words));
@@ -85,7 +85,7 @@ async fn the_demo_runs_again_and_elsewhere() {
     check(&printed);
     remove_sheets();
 
-    // The testbed as somebody's own cluster: its images are where another cluster's registry would be.
+    // The testbed in the role of a user's cluster: its images are where another cluster's registry would be.
     let testbed = Testbed::start_or_reuse().await.unwrap();
     let services = testbed.services().await.unwrap();
     let paths = testbed.paths();

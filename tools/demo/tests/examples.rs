@@ -1,4 +1,4 @@
-//! The manifests of the demo are as good, and as bad, as the demo says.
+//! The demo's manifests are as valid, and as invalid, as the demo says.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
 use std::{

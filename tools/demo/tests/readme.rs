@@ -1,4 +1,5 @@
-//! README.md as a new user follows it: the project is cloned into an empty folder, and every command in it is typed there.
+//! README.md as a new user follows it: the test clones the project into an empty folder and types every
+//! command there.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
 use std::{
@@ -9,20 +10,20 @@ use std::{
 
 use testbed::{Found, Paths, Whose, checkout};
 
-/// What is done with a command of README.md.
+/// What to do with a command of README.md.
 enum Here {
-    /// It works, and prints this.
+    /// It succeeds and prints this.
     Prints(&'static str),
     /// It fails, as README.md shows, and prints this.
     Fails(&'static str),
-    /// It never ends: for some seconds, and it prints this.
+    /// It never ends: it runs for some seconds and prints this.
     Watches(&'static str),
-    /// It is not typed here, because.
+    /// It is not typed here, for this reason.
     Not(&'static str),
 }
 use Here::{Fails, Not, Prints, Watches};
 
-/// Every command of README.md, in its order, by how it begins. One that is not here is one that nobody has tried.
+/// Every command of README.md in order, by its beginning. A command without a row here is untested.
 const COMMANDS: &[(&str, Here)] = &[
     ("make demo", Prints("times as fast as a pod per file")),
     ("make test", Not("this is a part of it")),
@@ -58,14 +59,14 @@ const UNTIL_REFUSED: &str = "sed 's/parallelism: 6/parallelism: 500/' examples/d
     for try in $(seq 100); do kubectl create --dry-run=server -f ../big-run.yaml 2>&1 | grep -q max-parallelism/ && exit; sleep 1; done; \
     exit 1";
 
-/// A block of README.md: what is typed, and all that is shown.
+/// A block of README.md: the commands, and all that is shown.
 struct Block {
     commands: Vec<String>,
     shown: String,
 }
 
 impl Block {
-    /// What `make demo` prints: its commands are those that the demo shows, and nobody types them.
+    /// Whether this is the output of `make demo`, whose commands the demo shows and the user does not type.
     fn is_the_demo(&self) -> bool {
         self.shown.starts_with("$ make demo\n")
     }
@@ -88,7 +89,7 @@ fn blocks(readme: &str) -> Vec<Block> {
     blocks
 }
 
-/// What became of a command.
+/// The result of a command.
 struct Printed {
     worked: bool,
     text: String,
@@ -96,9 +97,9 @@ struct Printed {
 
 /// A person's shell in the clone, with `openfilter` installed.
 struct Shell {
-    /// The clone. What belongs to it is beside it.
+    /// The clone. Files that belong to it are beside it.
     clone: PathBuf,
-    /// What the demo says is to be typed before one looks around.
+    /// What the demo says to type before looking around.
     exports: String,
 }
 
@@ -106,13 +107,13 @@ impl Shell {
     fn clone() -> Self {
         let paths = Paths::find().unwrap();
         let shell = Self { clone: paths.readme_clone(), exports: String::new() };
-        // A test that was killed has left it, and perhaps a cluster.
+        // A killed test left it, and perhaps a cluster.
         take_down(&shell.clone);
         if shell.folder().exists() {
             fs::remove_dir_all(shell.folder()).unwrap();
         }
         fs::create_dir_all(shell.folder()).unwrap();
-        // So that it goes when this checkout has gone.
+        // So that the clone is removed once this checkout is gone.
         fs::write(shell.folder().join("checkout"), paths.root.display().to_string()).unwrap();
         let clone = shell.clone.display().to_string();
         let git = |words: &[&str]| {
@@ -120,11 +121,11 @@ impl Shell {
             assert!(output.status.success(), "git {words:?}: {}", String::from_utf8_lossy(&output.stderr));
         };
         git(&["clone", "--quiet", ".", &clone]);
-        // What is not committed yet is what is to be tested.
+        // Uncommitted changes are tested too.
         let changes = format!("{clone}.diff");
         git(&["diff", "--binary", &format!("--output={changes}"), "HEAD"]);
         git(&["-C", &clone, "apply", "--allow-empty", &changes]);
-        // `cargo install` would compile everything once more, for release.
+        // `cargo install` would compile everything again, for release.
         let install = "make room && cargo build --quiet --workspace --locked --bin openfilter --test demo";
         assert!(shell.type_in(install).worked);
         shell
@@ -136,7 +137,7 @@ impl Shell {
         let path = format!("{}:{}", target.join("debug").display(), std::env::var("PATH").unwrap());
         let mut bash = Command::new("bash");
         bash.args(["-c", &format!("exec 2>&1; {}{line}", self.exports)]).current_dir(&self.clone);
-        // As if nobody had started us.
+        // As if started directly, not by make.
         bash.env_remove("MAKEFLAGS")
             .env_remove("MAKELEVEL")
             .env_remove("MFLAGS")
@@ -147,13 +148,13 @@ impl Shell {
         Printed { worked: output.status.success(), text: printed }
     }
 
-    /// On the disk of the other builds, of which it takes what is compiled.
+    /// On the same disk as the other builds, whose compiled parts it reuses.
     fn folder(&self) -> &Path {
         self.clone.parent().unwrap()
     }
 }
 
-/// Takes down the cluster of a checkout, if it is the one that is there.
+/// Takes down the cluster that is up, if it belongs to this checkout.
 fn take_down(root: &Path) {
     let (Found::Up(record) | Found::Stale(Some(record))) = testbed::find() else { return };
     if record.root == root {
@@ -163,13 +164,13 @@ fn take_down(root: &Path) {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // Not `make cluster-down`, which would take down whatever cluster is up.
+        // Not `make cluster-down`, which takes down any cluster that is up.
         self.type_in("make demo DOWN=1");
         let _ = fs::remove_dir_all(self.folder());
     }
 }
 
-/// Costs nothing, so that a command without a row is found long before the clone is built.
+/// Cheap, so that a command without a row is found long before the clone is built.
 #[test]
 fn every_command_of_the_readme_has_a_row_here() {
     let readme = fs::read_to_string(Paths::find().unwrap().root.join("README.md")).unwrap();
@@ -218,7 +219,8 @@ fn every_command_of_the_readme_works_in_a_clone() {
                 }
                 "kubectl create -f examples/demo/run.yaml" => names = run_names(&printed.text),
                 "kubectl apply -f policies/max-parallelism/policy.yaml" => {
-                    // Every replica hears of it a moment later, which is less than a person needs to type a line.
+                    // Every replica learns of the policy a moment later, which is shorter than a person needs
+                    // to type a line.
                     assert!(shell.type_in(UNTIL_REFUSED).worked);
                 }
                 "openfilter validate -f examples/demo" => {
@@ -234,7 +236,7 @@ fn every_command_of_the_readme_works_in_a_clone() {
     }
 }
 
-/// The names of the runs that a text says were created.
+/// The names of the runs that a text reports as created.
 fn run_names(text: &str) -> Vec<String> {
     let runs = text.split("pipelinerun.filter.plainsight.ai/").skip(1);
     runs.filter_map(|rest| rest.split_whitespace().next()).map(str::to_owned).collect()
@@ -243,7 +245,7 @@ fn run_names(text: &str) -> Vec<String> {
 /// How many characters the API server appends to a `generateName`.
 const SUFFIX: usize = 5;
 
-/// A command about these runs instead of those that README.md shows.
+/// A command with these run names instead of those in README.md.
 fn renamed(command: &str, names: &[String]) -> String {
     names.iter().fold(command.to_owned(), |command, name| {
         let (prefix, _) = name.split_at(name.len() - SUFFIX);

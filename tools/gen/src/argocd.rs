@@ -1,11 +1,12 @@
-//! The settings of Argo CD that carry the health checks.
+//! The Argo CD settings that contain the health checks.
 
 use std::fmt::Write as _;
 use std::fs;
 
 use crate::root;
 
-/// Where the checks are, in the layout of Argo CD's own `resource_customizations`: `<kind>/health.lua` with its cases.
+/// The folder of the checks, in the layout of Argo CD's own `resource_customizations`: `<kind>/health.lua`
+/// with its cases.
 pub const HEALTH: &str = "kustomize/gitops/argocd/health";
 /// The kinds that have a check.
 pub const KINDS: [&str; 3] = ["Pipeline", "PipelinePolicy", "PipelineRun"];

@@ -1,4 +1,4 @@
-//! `make gen`: writes the generated files where they differ.
+//! `make gen`: writes the generated files that have changed.
 #![allow(clippy::unwrap_used, reason = "a generator that cannot write stops, loudly")]
 
 use std::fs;

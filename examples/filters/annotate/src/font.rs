@@ -1,16 +1,17 @@
-//! Capital letters, digits and a few signs, five dots wide and seven high: enough to write a file's name without a font
-//! file. Small letters are written as capitals, what is not in the table as a box.
+//! Capital letters, digits and a few signs, five dots wide and seven high: enough to write a file's name
+//! without a font file. Small letters are drawn as capitals, and characters that are not in the table as a
+//! box.
 
 use image::{Rgb, RgbImage};
 
-/// Dots of a character.
+/// Width of a character in dots.
 pub const WIDTH: u32 = 5;
-/// Dots of a character.
+/// Height of a character in dots.
 pub const HEIGHT: u32 = 7;
-/// One dot between characters.
+/// Width of a character and the dot that separates it from the next one.
 const ADVANCE: u32 = WIDTH + 1;
 
-/// Rows of a character, from above; the lowest five bits are its dots.
+/// Rows of a character, from top to bottom; the lowest five bits are its dots.
 type Glyph = [u8; HEIGHT as usize];
 
 const BOX: Glyph = [0b11111, 0b10001, 0b10001, 0b10001, 0b10001, 0b10001, 0b11111];
@@ -66,7 +67,7 @@ const GLYPHS: [(char, Glyph); 47] = [
     (')', [0b01000, 0b00100, 0b00010, 0b00010, 0b00010, 0b00100, 0b01000]),
 ];
 
-/// How many pixels wide a text is.
+/// The width of a text in pixels.
 pub fn width(text: &str, scale: u32) -> u32 {
     let characters = u32::try_from(text.chars().count()).unwrap_or(u32::MAX);
     characters.saturating_mul(ADVANCE).saturating_sub(1).saturating_mul(scale)
@@ -74,13 +75,13 @@ pub fn width(text: &str, scale: u32) -> u32 {
 
 /// The text, or as much of its end as fits: the end of a file's name says most.
 pub fn fit(text: &str, scale: u32, width: u32) -> String {
-    // One dot is put after the last character in thought, as after all the others.
+    // Counts one dot after every character, including the last one.
     let room = ((width / scale + 1) / ADVANCE) as usize;
     let skipped = text.chars().count().saturating_sub(room);
     text.chars().skip(skipped).collect()
 }
 
-/// Writes a text; what is outside of the picture is left out.
+/// Draws a text, and omits everything outside the picture.
 pub fn draw(picture: &mut RgbImage, (left, top): (u32, u32), text: &str, scale: u32, ink: Rgb<u8>) {
     for (index, character) in (0..).zip(text.chars()) {
         for (row, dots) in (0..).zip(glyph(character)) {
@@ -113,7 +114,7 @@ mod tests {
     const BLACK: Rgb<u8> = Rgb([0; 3]);
     const WHITE: Rgb<u8> = Rgb([255; 3]);
 
-    /// What is drawn, as lines of text.
+    /// The drawn text, as lines of characters.
     fn drawn(text: &str, (width, height): (u32, u32), scale: u32) -> Vec<String> {
         let mut picture = RgbImage::from_pixel(width, height, WHITE);
         draw(&mut picture, (0, 0), text, scale, BLACK);

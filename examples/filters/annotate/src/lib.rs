@@ -6,17 +6,17 @@ use std::collections::BTreeMap;
 
 use image::{Rgb, RgbImage, imageops};
 
-/// White around the picture, in pixels.
+/// Width of the white frame, in pixels.
 pub const FRAME: u32 = 8;
-/// What is below the picture: the name, and a strip of colours.
+/// Height of the part below the picture: the name, and a strip of colours.
 pub const CAPTION: u32 = 36;
 
 /// Pixels of the card for each dot of the font.
 const TEXT_SCALE: u32 = 2;
-/// Between the picture and the strip.
+/// Distance between the picture and the strip.
 const STRIP_TOP: u32 = 4;
 const STRIP_HEIGHT: u32 = 6;
-/// More would be too thin to see.
+/// More colours would be too thin to see.
 const COLOURS_MAX: usize = 8;
 const PAPER: Rgb<u8> = Rgb([250, 249, 246]);
 const INK: Rgb<u8> = Rgb([45, 48, 56]);
@@ -40,8 +40,8 @@ pub fn file_name(uri: &str) -> &str {
     uri.rsplit('/').next().unwrap_or(uri)
 }
 
-/// The colours that most of the picture has, with the number of pixels of each, the most frequent first. Similar ones
-/// count as one, which is their average.
+/// The most frequent colours of the picture with their numbers of pixels, most frequent first. Similar
+/// colours count as one, which is their average.
 fn main_colours(picture: &RgbImage) -> Vec<(Rgb<u8>, u64)> {
     let mut found: BTreeMap<[u8; 3], (u64, [u64; 3])> = BTreeMap::new();
     for pixel in picture.pixels() {

@@ -1,13 +1,13 @@
-//! A sample filter: frames an image and writes below it what the file is called and which colours it has.
+//! A sample filter: frames an image and writes the file's name and its main colours below it.
 //!
-//! As a second filter it reads what the first one wrote: the Pipeline sets `SOURCE_PATH` to `/ws/out/<first>/<file>`.
-//! The name comes from `/ws/input.source_uri`, which is there for every filter.
+//! As the second filter of a Pipeline, it reads the first one's output: the Pipeline sets `SOURCE_PATH` to
+//! `/ws/out/<first>/<file>`. The name comes from `/ws/input.source_uri`, which every filter can read.
 
 use std::{env, error::Error, fs, path::PathBuf, process::ExitCode};
 
 use image::{ImageFormat, ImageReader, Limits};
 
-/// A picture may say that it is a hundred times larger than its file: refuse before memory is spent on it.
+/// A picture may claim to be a hundred times larger than its file: refuse before spending memory on it.
 const MEMORY_MAX: u64 = 256 << 20;
 
 fn main() -> ExitCode {

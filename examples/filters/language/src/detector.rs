@@ -5,13 +5,14 @@ use std::collections::HashMap;
 /// One line per language: its code, then its words.
 const WORDS: &str = include_str!("words.txt");
 
-/// Fewer words that are known say nothing.
+/// Fewer known words are not conclusive.
 const HITS_MIN: usize = 3;
 
-/// What is loaded once, and used for every file.
+/// Loaded once, and used for every file.
 pub struct Detector {
     languages: Vec<&'static str>,
-    /// The languages, by their place in the list, that a word belongs to: `in` is English, German, Italian and Dutch.
+    /// For each word, the languages that use it, by their place in the list: `in` is English, German, Italian
+    /// and Dutch.
     languages_of: HashMap<&'static str, Vec<usize>>,
 }
 
@@ -19,7 +20,7 @@ pub struct Detector {
 #[derive(Debug, PartialEq)]
 pub struct Found {
     pub language: &'static str,
-    /// The share of the words of the text that are common words of this language.
+    /// The share of the text's words that are common in this language.
     pub share: f64,
 }
 
@@ -45,7 +46,7 @@ impl Detector {
         self.languages_of.len()
     }
 
-    /// The language with the most known words; none if it knows almost none of them.
+    /// The language with the most known words, or none if the text has almost no known words.
     pub fn detect(&self, text: &str) -> Option<Found> {
         let mut hits = vec![0_usize; self.languages.len()];
         let mut words = 0_usize;

@@ -1,22 +1,23 @@
-//! The protocol `Lines`: one line of JSON per file on stdin, one answer for each on stdout. Copy this file as it is.
+//! The protocol `Lines`: one line of JSON per file on stdin, one answer for each on stdout. Copy this file
+//! unchanged.
 //!
-//! Everything else that is written to stdout or stderr is log. A filter that panics or exits fails only the file that it
-//! works on, and is started again.
+//! All other output on stdout or stderr is log. A filter that panics or exits fails only the current file,
+//! and is started again.
 
 use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-/// What an answer begins with, at the beginning of a line.
+/// Every answer starts with this, at the beginning of a line.
 const MARKER: &str = "::openfilter::";
 
-/// The file that is to be processed.
+/// The file to process.
 pub struct File {
-    /// Where it is: `/ws/input`.
+    /// Path of the file: `/ws/input`.
     pub input: String,
-    /// The folder for its results, which is empty: `/ws/out/<filter>`.
+    /// The empty folder for its results: `/ws/out/<filter>`.
     pub out: String,
-    /// Where it came from: `s3://bucket/key`.
+    /// Origin of the file: `s3://bucket/key`.
     pub source: String,
 }
 
@@ -46,14 +47,16 @@ pub fn serve(mut process: impl FnMut(&File) -> Result<(), Refusal>) -> io::Resul
             Ok(()) => json!({ "ok": true }),
             Err(Refusal { reason, retry }) => json!({ "ok": false, "reason": reason, "retry": retry }),
         };
-        // Rust writes stdout out at the end of each line. In other languages flush it: an answer that waits in a buffer is none.
+        // Rust flushes stdout at the end of each line. In other languages flush it: an answer that stays in a
+        // buffer does not count.
         writeln!(io::stdout(), "{MARKER}{answer}")?;
     }
     Ok(())
 }
 
 impl File {
-    /// There are more fields, `attempt` for one, and there may be more in the future.
+    /// Reads the fields that are needed here. There are more, for example `attempt`, and future versions may
+    /// add others.
     fn parse(line: &str) -> io::Result<Self> {
         let fields: Value = serde_json::from_str(line)?;
         let text = |name: &str| {

@@ -1,5 +1,5 @@
-//! A sample filter that stays running: loads its model once, then tells the language of one text after the other and writes
-//! it to `language.json`. README.md says how to make a filter of your own from it.
+//! A sample filter that stays running: it loads its model once, then detects the language of one text after
+//! another and writes it to `language.json`. README.md explains how to turn it into your own filter.
 
 mod detector;
 mod lines;
@@ -26,10 +26,10 @@ fn main() -> ExitCode {
 }
 
 fn process(detector: &Detector, file: &File) -> Result<(), Refusal> {
-    // What fails here may work the next time: a disk that is full, say.
+    // This failure may be temporary, for example a full disk.
     let text =
         beginning(file).map_err(|error| Refusal::retry(format!("cannot read {}: {error}", file.input)))?;
-    // What fails here will fail again.
+    // This failure is permanent.
     let text =
         whole_characters(&text).ok_or_else(|| Refusal::last("the file is not UTF-8 text".to_owned()))?;
     let found = detector
@@ -48,7 +48,7 @@ fn beginning(file: &File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The bytes as text. A character that is cut off at the end of what was read is left out.
+/// The bytes as text, without a character that is cut off at the end of the buffer.
 fn whole_characters(bytes: &[u8]) -> Option<&str> {
     match str::from_utf8(bytes) {
         Ok(text) => Some(text),

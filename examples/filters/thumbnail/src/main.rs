@@ -1,7 +1,7 @@
 //! A sample filter: reads the image of one file and writes `thumbnail.png`, at most 256 pixels wide and high.
 //!
-//! It knows nothing of Kubernetes, queues or buckets: a file comes in, a file goes out, and the exit code says whether
-//! that worked. Every filter is like this.
+//! It knows nothing of Kubernetes, queues or buckets: a file comes in, a file goes out, and the exit code
+//! reports success or failure. Every filter works like this.
 
 use std::{env, error::Error, fs, path::PathBuf, process::ExitCode};
 
@@ -9,7 +9,7 @@ use image::{DynamicImage, ImageFormat, ImageReader, Limits};
 
 /// The longer side of a thumbnail, in pixels.
 const SIDE: u32 = 256;
-/// A picture may say that it is a hundred times larger than its file: refuse before memory is spent on it.
+/// A picture may claim to be a hundred times larger than its file: refuse before spending memory on it.
 const MEMORY_MAX: u64 = 256 << 20;
 
 fn main() -> ExitCode {
@@ -29,7 +29,7 @@ fn run() -> Result<PathBuf, Box<dyn Error>> {
     let input = env::var("SOURCE_PATH").unwrap_or_else(|_| "/ws/input".to_owned());
     let filter = env::var("OPENFILTER_FILTER").unwrap_or_else(|_| "thumbnail".to_owned());
     let output = PathBuf::from(env::var("OUTPUT_PATH").unwrap_or_else(|_| format!("/ws/out/{filter}")));
-    // The input has no extension: its first bytes say what it is.
+    // The input has no extension, so its first bytes decide its format.
     let mut reader =
         ImageReader::open(&input).map_err(|error| format!("{input}: {error}"))?.with_guessed_format()?;
     let mut limits = Limits::default();
@@ -42,7 +42,7 @@ fn run() -> Result<PathBuf, Box<dyn Error>> {
     Ok(file)
 }
 
-/// A small picture stays as it is: enlarging it would add nothing but bytes.
+/// Keeps a small picture as it is: enlarging it would only add bytes.
 fn shrink(picture: DynamicImage) -> DynamicImage {
     let fits = picture.width() <= SIDE && picture.height() <= SIDE;
     if fits { picture } else { picture.thumbnail(SIDE, SIDE) }
