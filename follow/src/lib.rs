@@ -1,6 +1,6 @@
-//! Follows one kind of Kubernetes object: a watch feeds a [`Sink`], round by round. A round lists everything that exists,
-//! and then brings every change until the watch has to start over. It decides nothing, and never ends by itself: a watch
-//! that breaks starts again with back-off, and what is known stays in use meanwhile.
+//! Follows one kind of Kubernetes object: a watch feeds a [`Sink`], round by round. A round lists all
+//! existing objects, and then delivers every change until the watch must start over. It makes no decisions
+//! and never ends on its own: a broken watch restarts with back-off, and known objects stay in use meanwhile.
 
 mod listed;
 
@@ -19,34 +19,35 @@ use serde::de::DeserializeOwned;
 
 pub use listed::{Listed, version};
 
-/// Seconds after which the API server ends a watch, which then goes on where it was. A half-open connection looks like one on
-/// which nothing happens, so a watch that stays silent 5 seconds longer is given up: that is noticed within a minute.
+/// Seconds after which the API server ends a watch, which then continues where it stopped. A half-open
+/// connection looks like one without events, so a watch that stays silent 5 seconds longer is given up: this
+/// detects it within a minute.
 const WATCH_SECONDS: u32 = 50;
 
-/// Longer than a watch is silent, and than the API server works on any request (60 s).
+/// Longer than a watch stays silent, and longer than the API server works on any request (60 s).
 pub const SILENCE_MAX: Duration = Duration::from_secs(75);
 
-/// Makes a client give up an API server that has died without a word, also while it waits for a list.
+/// Makes a client give up an API server that died silently, even while it waits for a list.
 pub fn notice_silence(config: &mut Config) {
     config.read_timeout = Some(SILENCE_MAX);
     config.reset_reader_on_write = true;
 }
 
-/// Takes what a watch brings.
+/// Receives the events of a watch.
 pub trait Sink<K: Resource>: Send + Sync {
-    /// An object exists, or has changed.
+    /// Handles an object that exists or has changed.
     fn put(&self, object: K);
-    /// An object was deleted. Its last state may not fit its type, so only its metadata is known.
+    /// Handles a deleted object. Its last state may not fit its type, so only its metadata is known.
     fn forget(&self, object: &ObjectMeta);
-    /// An object was deleted; this is its last state, for sinks that need it.
+    /// Handles a deleted object, given its last state, for sinks that need it.
     fn remove(&self, object: K) {
         self.forget(object.meta());
     }
-    /// A round has listed everything that exists: whatever it lacks is gone.
+    /// Handles a complete list of all existing objects: any object that it lacks is gone.
     fn listed(&self, listed: &Listed);
-    /// An object exists, but does not fit its type. By default it stays as it was last known.
+    /// Handles an object that exists but does not fit its type. By default, its last known state stays.
     fn unreadable(&self, _object: &ObjectMeta) {}
-    /// The watch broke, and will start again.
+    /// Handles a broken watch, which will restart.
     fn broke(&self) {}
 }
 
@@ -76,8 +77,8 @@ impl<K: Resource, S: Sink<K> + ?Sized> Sink<K> for Arc<S> {
     }
 }
 
-/// Follows whole objects; with `labels`, only those that the selector matches. `synced` is called once, after the first
-/// round. An object that does not fit its type does not stop the watch of the others.
+/// Follows whole objects; with `labels`, only those that the selector matches. `synced` is called once, after
+/// the first round. An object that does not fit its type does not stop the watch of the others.
 pub async fn objects<K>(
     api: Api<DeserializeGuard<K>>,
     labels: Option<&str>,
@@ -92,7 +93,8 @@ pub async fn objects<K>(
     follow(api, labels, read, sink, synced).await;
 }
 
-/// Follows the metadata of objects. The type asks the API server for nothing else, which a guard around it would hide.
+/// Follows the metadata of objects. Their type makes the client request only metadata, which a guard around
+/// the type would hide.
 pub async fn metadata<K>(
     api: Api<PartialObjectMeta<K>>,
     labels: Option<&str>,
@@ -144,7 +146,7 @@ async fn follow<R, K>(
             }
             Ok(Event::InitDone) => {
                 sink.listed(&listed);
-                // The names are needed only until the round is over.
+                // The names are needed only until the round is complete.
                 listed = Listed::new(namespace.clone());
                 if let Some(synced) = synced.take() {
                     synced();
@@ -163,7 +165,7 @@ async fn follow<R, K>(
     }
 }
 
-/// The innermost error: the outer ones say only which request failed.
+/// The innermost error: the outer ones name only the failed request.
 fn cause<'a>(mut error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     while let Some(source) = error.source() {
         error = source;

@@ -1,27 +1,28 @@
-//! What one round of a watch has listed.
+//! The objects that one round of a watch has listed.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// Everything that exists where a watch looks, by namespace and name. Only names and UIDs are kept: a list of ten thousand
-/// objects must not stay in memory as a whole.
+/// All existing objects within a watch's scope, by namespace and name. Only names and UIDs are kept, because
+/// a list of ten thousand objects must not stay in memory as a whole.
 #[derive(Debug)]
 pub struct Listed {
-    /// Where the watch looks; `None` if everywhere.
+    /// The namespace of the watch; `None` for all namespaces.
     namespace: Option<String>,
     uids: HashMap<Option<String>, HashMap<String, Option<String>>>,
     began: Instant,
 }
 
-/// The version of an object as a number, which grows with every write. `None` if it is none: then it cannot be compared.
+/// The version of an object as a number, which grows with every write. `None` if it is not a number and
+/// cannot be compared.
 pub fn version(object: &ObjectMeta) -> Option<u64> {
     object.resource_version.as_ref()?.parse().ok()
 }
 
 impl Listed {
-    /// Nothing, of one namespace or of all.
+    /// An empty list, of one namespace or of all.
     pub fn new(namespace: Option<String>) -> Self {
         Self { namespace, uids: HashMap::new(), began: Instant::now() }
     }
@@ -33,22 +34,22 @@ impl Listed {
         names.insert(name.clone().unwrap_or_default(), uid.clone());
     }
 
-    /// When the list was asked for: it is not older than this.
+    /// When the list was requested: its data is at least this recent.
     pub fn began(&self) -> Instant {
         self.began
     }
 
-    /// How many objects there are.
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.uids.values().map(HashMap::len).sum()
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether this very object is gone. One of the same name that was created since is another.
+    /// Whether this exact object is gone. A later object of the same name is a different one.
     pub fn lacks(&self, object: &ObjectMeta) -> bool {
         let ObjectMeta { namespace, name, uid, .. } = object;
         self.looks_in(namespace.as_ref())

@@ -1,28 +1,28 @@
-//! How often a run reports its counts. All runs share one budget of writes, so that many runs together do not overload the API
-//! server.
+//! How often a run reports its counts. All runs share a budget of writes, so that many runs do not overload
+//! the API server.
 
 use std::time::Duration;
 
-/// Writes per second that all runs together may spend on counts: an API server of a small cluster takes several times as many,
-/// and the other programs of the cluster need it too. Changes of phase and of conditions do not wait and come on top of it:
-/// 500 active runs stay under 150 writes per second.
+/// The most writes per second that all runs together may spend on counts. The API server of a small cluster
+/// can handle several times as many, but the cluster's other programs need them too. Changes of phase and
+/// conditions are written immediately and are not included: 500 active runs stay under 150 writes per second.
 const WRITES_PER_SECOND: usize = 120;
 
-/// How many times a run reports its counts before its Job does. People watch the run; the Job's counts serve only tools that
-/// know nothing else.
+/// How many times a run reports its counts for each report of its Job. People watch the run; the Job's counts
+/// serve only generic tools.
 const JOB_EVERY: usize = 5;
 
-/// Faster than people read.
+/// Shorter than anyone can read.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// How long a run waits between two reports of its counts when so many runs are active.
+/// The interval between two reports of a run's counts, given the number of active runs.
 pub fn publish_every(active_runs: usize) -> Duration {
     let millis_each = 1_000 + 1_000 / JOB_EVERY;
     let millis = active_runs.saturating_mul(millis_each) / WRITES_PER_SECOND;
     Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)).max(SHORTEST)
 }
 
-/// The same for its Job.
+/// The same for the run's Job.
 pub fn publish_job_every(active_runs: usize) -> Duration {
     publish_every(active_runs).saturating_mul(JOB_EVERY as u32)
 }

@@ -1,4 +1,4 @@
-//! What every pass uses: clients, settings, what the watches have shown, and a way to tell people.
+//! The shared context of every pass: clients, settings, the watched objects, and events for users.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,30 +19,30 @@ use crate::names::MANAGER;
 use crate::turns::Turns;
 use crate::world::World;
 
-/// Bytes of an event's note that the API server takes.
+/// The longest note of an event, in bytes, that the API server accepts.
 const NOTE_BYTES_MAX: usize = 1_024;
 
-/// What every pass uses.
+/// The shared context of every pass.
 pub struct Context {
-    /// Kubernetes.
+    /// The Kubernetes client.
     pub client: Client,
-    /// Valkey.
+    /// The connection to Valkey.
     pub valkey: Connection,
-    /// The settings.
+    /// The operator's settings.
     pub settings: Settings,
-    /// What the watches have shown.
+    /// The objects that the watches have reported.
     pub world: Arc<World>,
-    /// Counters.
+    /// The operator's metrics.
     pub metrics: Arc<Metrics>,
-    /// As many passes run at once, shared between namespaces.
+    /// Limits how many passes run at once; namespaces take turns.
     pub passes: Permits,
-    /// As many listings ask for pages or add them at once, shared between namespaces.
+    /// Limits how many listings request or add pages at once; namespaces take turns.
     pub turns: Turns,
     recorder: Recorder,
 }
 
 impl Context {
-    /// Everything in one place.
+    /// Bundles the parts.
     pub fn new(
         client: Client,
         valkey: Connection,
@@ -57,7 +57,7 @@ impl Context {
         Self { client, valkey, settings, world, metrics, passes, turns, recorder }
     }
 
-    /// Objects of a kind in the run's namespace.
+    /// The API for objects of a kind in the run's namespace.
     pub fn api<K>(&self, run: &PipelineRun) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -65,17 +65,17 @@ impl Context {
         Api::namespaced(self.client.clone(), &run.namespace().unwrap_or_default())
     }
 
-    /// How long a run waits between two reports of its counts: the more runs are active, the longer.
+    /// The interval between two reports of a run's counts: the more active runs, the longer.
     pub fn publish_every(&self) -> Duration {
         budget::publish_every(self.world.active_runs())
     }
 
-    /// How long it waits between two reports of its Job.
+    /// The interval between two reports of its Job.
     pub fn publish_job_every(&self) -> Duration {
         budget::publish_job_every(self.world.active_runs())
     }
 
-    /// Which endpoints are allowed.
+    /// The policy that decides which endpoints are allowed.
     pub fn endpoints(&self) -> EndpointPolicy<'_> {
         EndpointPolicy {
             allowed_networks: &self.settings.allowed_networks,
@@ -83,18 +83,18 @@ impl Context {
         }
     }
 
-    /// Tells people that a run got on.
+    /// Publishes a normal event about a run's progress.
     pub fn tell(&self, run: &PipelineRun, reason: &str, note: impl Into<String>) {
         self.publish(run, EventType::Normal, reason, note.into(), None);
     }
 
-    /// Warns people about a run.
+    /// Publishes a warning about a run.
     pub fn warn(&self, run: &PipelineRun, reason: &str, note: impl Into<String>) {
         self.publish(run, EventType::Warning, reason, note.into(), None);
     }
 
-    /// Warns people about a run, because of one of its pods. Warnings for the same reason become one with the first one's
-    /// words, unless they are about different pods.
+    /// Publishes a warning about a run, concerning one of its pods. Warnings for the same reason are merged
+    /// under the text of the first, unless they concern different pods.
     pub fn warn_about(&self, run: &PipelineRun, pod: &str, reason: &str, note: impl Into<String>) {
         let pod = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -106,7 +106,7 @@ impl Context {
         self.publish(run, EventType::Warning, reason, note.into(), Some(pod));
     }
 
-    /// Not waited for: an event that is lost is no reason to stop.
+    /// Publishes in the background: a lost event is no reason to stop.
     fn publish(
         &self,
         run: &PipelineRun,

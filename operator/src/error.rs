@@ -1,4 +1,4 @@
-//! What can go wrong in a pass, and what stands in the way of a run.
+//! Errors of a pass, and obstacles of a run.
 
 use std::time::Duration;
 
@@ -7,34 +7,35 @@ use strum::{AsRefStr, IntoStaticStr, VariantArray};
 
 pub use storage::chain;
 
-/// A pass that failed. The variant is the metric label and the reason of the log line; the data never is.
+/// A failed pass. The variant serves as metric label and as reason of the log line; the data never does.
 #[derive(Debug, thiserror::Error, AsRefStr)]
 pub enum Error {
     /// Kubernetes refused a request or did not answer.
     #[error("cannot {doing}")]
     Kubernetes {
-        /// What was being done.
+        /// The action that failed.
         doing: String,
-        /// What the client said.
+        /// The client's error.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The queue did not do what was asked.
+    /// A queue operation failed.
     #[error("cannot use the queue of the run")]
     Queue(#[from] queue::Error),
-    /// Something with the name of a part of this run belongs to another object, which is mostly being collected.
+    /// Another object owns something with the name of a part of this run. Usually that object is being
+    /// garbage-collected.
     #[error("cannot use {what}: it belongs to another owner; it is waited for, or delete it")]
     NotOurs {
         /// Kind and name.
         what: String,
     },
-    /// A stored snapshot cannot be read, or an outcome not be written.
+    /// A stored snapshot cannot be read, or an outcome cannot be written.
     #[error("cannot read or write what is stored as JSON")]
     Json(#[source] serde_json::Error),
-    /// The machine gives no random numbers.
+    /// The machine provides no random numbers.
     #[error("cannot make a random name: {0}")]
     Random(getrandom::Error),
-    /// A pass took so long that it was given up.
+    /// A pass exceeded its time limit.
     #[error("cannot finish a pass within {0:?}")]
     TooLong(Duration),
 }
@@ -45,34 +46,34 @@ impl Error {
         move |source| Self::Kubernetes { doing: doing.into(), source: Box::new(source) }
     }
 
-    /// Whether the API server will say the same as long as nothing changes.
+    /// Whether the API server will give the same answer until something changes.
     pub fn is_refusal(&self) -> bool {
         let Self::Kubernetes { source, .. } = self else { return false };
         matches!(&**source, kube::Error::Api(status) if is_refusal(status))
     }
 }
 
-/// Whether the API server will say the same as long as nothing changes, and not only at this moment.
+/// Whether the API server will give the same answer until something changes, rather than only at this moment.
 pub fn is_refusal(status: &kube::core::Status) -> bool {
     matches!(status.code, 400 | 403 | 405 | 413 | 422)
 }
 
-/// What is said of a refusal: a quota has a reason of its own, whatever it is about.
+/// The obstacle for a refusal: an exceeded quota has its own reason, whatever object it is about.
 pub fn refused(reason: Reason, what: &str, message: &str) -> Obstacle {
     let reason = if message.contains("exceeded quota") { Reason::QuotaExceeded } else { reason };
     reason.because(format!("the API server refuses {what}: {message}"))
 }
 
-/// Something that stands in the way of a run. It is shown as `Degraded`, and most go away by themselves.
+/// An obstacle that blocks a run. It is shown as `Degraded`; most obstacles resolve themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
-    /// What it is.
+    /// The kind of obstacle.
     pub reason: Reason,
-    /// For people.
+    /// The explanation for users.
     pub message: String,
 }
 
-/// What stands in the way: the reason of the condition, and of the event.
+/// The kind of obstacle: the reason of the condition, and of the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, IntoStaticStr, VariantArray)]
 pub enum Reason {
     /// The run's own spec breaks a rule.
@@ -87,13 +88,13 @@ pub enum Reason {
     CredentialsMissing,
     /// The credentials Secret lacks a key, or the storage refuses them.
     CredentialsInvalid,
-    /// Another PipelineRun has this runId now.
+    /// Another PipelineRun now holds this runId.
     RunIdTaken,
-    /// A run with another spec had this runId.
+    /// A run with another spec used this runId.
     RunIdUsed,
     /// The bucket cannot be listed.
     ListingFailed,
-    /// Valkey does not answer or refuses the operator.
+    /// Valkey does not answer, or refuses the operator.
     QueueUnavailable,
     /// Valkey lost the queue, and the bucket is listed again.
     QueueLost,
@@ -105,33 +106,33 @@ pub enum Reason {
     WorkspaceFull,
     /// An image cannot be pulled.
     ImagePullFailed,
-    /// A container cannot be started for another reason.
+    /// A container cannot be started, for a reason other than its image.
     ContainerStartFailed,
-    /// A node takes pods and does not bring them up.
+    /// A node accepts pods but does not start them.
     NodeNotStarting,
-    /// No node takes the pods.
+    /// No node accepts the pods.
     PodsUnschedulable,
-    /// A quota is used up.
+    /// A quota is exhausted.
     QuotaExceeded,
     /// The API server refuses the Job.
     JobRefused,
     /// The API server refuses the pods.
     PodsRefused,
-    /// Pods die before they have a file.
+    /// Pods die before they get a file.
     WorkersFailing,
     /// The cluster drops `managedBy` from Jobs.
     JobNotManaged,
     /// The Job's name is taken by something else.
     NameTaken,
-    /// Kubernetes refuses what the operator asks for, or keeps answering with an error.
+    /// Kubernetes refuses the operator's requests, or keeps answering with an error.
     OperatorRefused,
 }
 
-/// What to do about a queue that is full.
+/// How to fix a full queue.
 pub const MORE_MEMORY: &str = "give Valkey more memory, or let other runs end first";
 
 impl Reason {
-    /// Whether only a person can help: tools need not wait for it. It is looked at again now and then nonetheless.
+    /// Whether only a person can help, so that tools need not wait. The operator still checks again occasionally.
     pub fn is_stalled(self) -> bool {
         match self {
             Self::InvalidSpec | Self::RunIdTaken | Self::RunIdUsed | Self::JobNotManaged => true,
@@ -159,7 +160,7 @@ impl Reason {
         }
     }
 
-    /// What a Secret is to a run that needs the keys in it.
+    /// The obstacle for a run that needs the keys in a Secret.
     pub fn of_secret(problem: &SecretProblem) -> Self {
         match problem {
             SecretProblem::Missing => Self::CredentialsMissing,

@@ -1,5 +1,5 @@
-//! Permits that are shared fairly between namespaces: those that wait take turns, so that a namespace with hundreds of runs
-//! does not starve one with a single run. Within a namespace, first come, first served.
+//! Permits that namespaces share fairly: waiting namespaces take turns, so that one with hundreds of runs
+//! does not starve one with a single run. Within a namespace, the order is first come, first served.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,22 +10,22 @@ use tokio::sync::oneshot;
 #[derive(Debug)]
 pub struct Permits(Arc<Mutex<WaitingLine<oneshot::Sender<Permit>>>>);
 
-/// The right to do something; dropping it passes it on.
+/// The right to do something; dropping it passes it to the next in line.
 #[derive(Debug)]
 pub struct Permit(Arc<Mutex<WaitingLine<oneshot::Sender<Permit>>>>);
 
 impl Permits {
-    /// So many permits.
+    /// Creates this many permits.
     pub fn new(count: usize) -> Self {
         Self(Arc::new(Mutex::new(WaitingLine::new(count))))
     }
 
-    /// Whether a permit is free: then none waits for one.
+    /// Whether a permit is free, in which case nothing waits for one.
     pub fn is_one_free(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).free > 0
     }
 
-    /// Waits for a permit. A caller that stops waiting leaves its permit to the next.
+    /// Waits for a permit. A caller that stops waiting leaves its permit to the next in line.
     pub async fn acquire(&self, namespace: &str) -> Permit {
         let (sender, receiver) = oneshot::channel();
         let granted = self.0.lock().unwrap_or_else(PoisonError::into_inner).ask(namespace, sender);
@@ -48,7 +48,8 @@ impl Drop for Permit {
                 None => return,
                 Some(next) if next.is_closed() => {}
                 Some(next) => {
-                    // One that stops waiting in this very moment drops the permit, which passes it on again.
+                    // If the receiver stops waiting at this very moment, the permit is dropped, which passes
+                    // it on again.
                     let _ = next.send(Self(Arc::clone(&self.0)));
                     return;
                 }
@@ -57,12 +58,12 @@ impl Drop for Permit {
     }
 }
 
-/// Who waits for a permit, and whose turn it is.
+/// The callers that wait for a permit, and their order.
 #[derive(Debug)]
 struct WaitingLine<T> {
     free: usize,
     waiting: HashMap<String, VecDeque<T>>,
-    /// Namespaces that wait, each once, in the order of their turns.
+    /// The namespaces that wait, each once, in the order of their turns.
     order: VecDeque<String>,
 }
 
@@ -71,7 +72,7 @@ impl<T> WaitingLine<T> {
         Self { free, waiting: HashMap::new(), order: VecDeque::new() }
     }
 
-    /// Returns the asker if there is a permit for it at once. Otherwise it waits.
+    /// Returns the asker if it gets a permit at once; otherwise it waits.
     fn ask(&mut self, namespace: &str, asker: T) -> Option<T> {
         if self.free > 0 {
             self.free -= 1;
@@ -85,7 +86,7 @@ impl<T> WaitingLine<T> {
         None
     }
 
-    /// A permit is no longer needed. Returns who gets it now, if anyone waits.
+    /// Takes back a permit. Returns the asker that gets it next, if any waits.
     fn give_back(&mut self) -> Option<T> {
         let Some((namespace, next)) = self.next() else {
             self.free += 1;

@@ -1,8 +1,8 @@
-//! Leader election on a `coordination.k8s.io` Lease: of several replicas, one works.
+//! Leader election on a `coordination.k8s.io` Lease: of several replicas, only one works.
 //!
-//! No clocks of two machines are ever compared. A contender takes a lease over when its own clock says that the record
-//! has not changed for the lease's duration; the leader stops by its own clock well before that. Every write names the
-//! version that it replaces, so that of two who write, one is refused.
+//! The clocks of two machines are never compared. A contender takes over a lease when, by its own clock, the
+//! record has not changed for the lease's duration; the leader stops by its own clock well before that. Every
+//! write names the version that it replaces, so that one of two concurrent writes is refused.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
-/// How long after the last renewal others may take over: the usual value of Kubernetes' own controllers.
+/// How long after the last renewal others may take over: the usual value of the Kubernetes controllers.
 pub const DURATION: Duration = Duration::from_secs(15);
 /// How often the leader renews: two renewals may fail before the leader gives up.
 pub const RENEW: Duration = Duration::from_secs(5);
@@ -30,15 +30,15 @@ pub struct Election {
     pub namespace: String,
     /// Name of the Lease, the same for all contenders.
     pub name: String,
-    /// Name of this contender. Never shared with a process that may still be alive: whoever is named in the Lease leads.
+    /// Name of this contender, which no process that may still be alive shares: the process named in the Lease leads.
     pub identity: String,
-    /// How long after the last renewal others may take over; whole seconds.
+    /// How long after the last renewal others may take over, in whole seconds.
     pub duration: Duration,
-    /// How often the leader renews, and how often the others look.
+    /// How often the leader renews, and how often the others check.
     pub renew: Duration,
 }
 
-/// What a contender does next.
+/// The next step of a contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Create,
@@ -46,11 +46,11 @@ enum Step {
     Wait(Duration),
 }
 
-/// What came of one try.
+/// The result of one attempt.
 enum Contended {
-    /// We lead; the lease was asked for at this time.
+    /// We lead; the lease was requested at this time.
     Leads { lease: Box<Lease>, asked: Instant },
-    /// Somebody else does: look again after this time.
+    /// Another contender leads: check again after this time.
     Waits(Duration),
 }
 
@@ -61,8 +61,8 @@ impl Election {
         Self { client, namespace, name, identity, duration: DURATION, renew: RENEW }
     }
 
-    /// Waits until this contender leads. An API server that fails is asked again. When this is cancelled in the wrong
-    /// moment, the lease may be held by nobody who knows it, until it expires.
+    /// Waits until this contender leads; retries if the API server fails. If this is cancelled at the wrong
+    /// moment, the lease may stay held, without a process that knows it, until it expires.
     pub async fn acquire(&self) -> Leadership {
         let mut seen = Seen { lease: None, since: Instant::now() };
         loop {
@@ -81,13 +81,14 @@ impl Election {
         }
     }
 
-    /// One look at the lease, and a try to take it if it is free.
+    /// Reads the lease once, and tries to take it if it is free.
     async fn contend(&self, seen: &mut Seen) -> Result<Contended, kube::Error> {
         let lease = self.api().get_opt(&self.name).await?;
         seen.note(lease, Instant::now());
         let asked = Instant::now();
         let taken = match decide(seen.lease.as_ref(), asked - seen.since, self.duration, &self.identity) {
-            // No longer than a leader takes between renewals: it may release the lease meanwhile.
+            // Wait no longer than the interval between a leader's renewals, because it may release the lease
+            // meanwhile.
             Step::Wait(wait) => return Ok(Contended::Waits(wait.min(self.renew))),
             Step::Create => {
                 let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
@@ -98,7 +99,7 @@ impl Election {
         };
         match taken {
             Ok(lease) => Ok(Contended::Leads { lease: Box::new(lease), asked }),
-            // Somebody was faster, or our own write was made and its answer lost: look again.
+            // Another contender was faster, or our own write succeeded and its answer was lost: check again.
             Err(error) if is_code(&error, 409) || is_code(&error, 404) => Ok(Contended::Waits(self.retry())),
             Err(error) => Err(error),
         }
@@ -111,7 +112,7 @@ impl Election {
         Leadership { lost: told, stop, task }
     }
 
-    /// Renews until it is told to stop, somebody else holds the lease, or no renewal succeeded for too long.
+    /// Renews until it is told to stop, another contender holds the lease, or no renewal succeeds for too long.
     async fn keep(
         self,
         mut lease: Lease,
@@ -121,7 +122,7 @@ impl Election {
     ) {
         let mut next = renewed + self.renew;
         loop {
-            // Counted from when the request was sent: others saw its effect later.
+            // The time counts from when the request was sent: others saw its effect only later.
             let deadline = renewed + self.deadline();
             let sent = next.min(deadline);
             let renewal = async {
@@ -132,7 +133,7 @@ impl Election {
                 biased;
                 asked = &mut stop => {
                     lost.send_replace(true);
-                    // Dropped without a word is like a crash: who knows what is still being done.
+                    // A sender that was dropped without a message is like a crash: work may still be in progress.
                     if asked.is_ok() {
                         self.release().await;
                     }
@@ -159,7 +160,7 @@ impl Election {
         lost.send_replace(true);
     }
 
-    /// Renews the lease; `None` if it is somebody else's by now, or gone.
+    /// Renews the lease; `None` if another contender holds it by now, or it is gone.
     async fn renewal(&self, lease: &Lease) -> Result<Option<Lease>, kube::Error> {
         let mut lease = lease.clone();
         loop {
@@ -169,7 +170,7 @@ impl Election {
                 Err(error) if is_code(&error, 409) => {}
                 Err(error) => return Err(error),
             }
-            // An earlier renewal whose answer was lost, or somebody who wrote a label: the holder decides.
+            // Either the answer of an earlier renewal was lost, or another client edited a label: the holder decides.
             match self.api().get_opt(&self.name).await? {
                 Some(current) if holder(current.spec.as_ref()) == Some(&self.identity) => lease = current,
                 _ => return Ok(None),
@@ -177,7 +178,7 @@ impl Election {
         }
     }
 
-    /// Gives the lease back, so that the next contender need not wait. Failing that, it expires.
+    /// Releases the lease, so that the next contender need not wait. If this fails, the lease expires.
     async fn release(&self) {
         let release = async {
             let Some(lease) = self.api().get_opt(&self.name).await? else { return Ok(()) };
@@ -195,7 +196,7 @@ impl Election {
         }
     }
 
-    /// Replaces the version that was read, and no other.
+    /// Replaces exactly the version that was read.
     async fn write(
         &self,
         lease: Lease,
@@ -205,7 +206,7 @@ impl Election {
         self.api().replace(&self.name, &PostParams::default(), &lease).await
     }
 
-    /// The record with us as the holder. The times in it are for people.
+    /// The record with us as the holder. Its times are for people only.
     fn held(&self, before: Option<LeaseSpec>) -> LeaseSpec {
         let (now, before) = (MicroTime(Timestamp::now()), before.unwrap_or_default());
         let same = before.holder_identity.as_ref() == Some(&self.identity);
@@ -224,19 +225,20 @@ impl Election {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// How long after its last renewal a leader still leads: shorter than the lease by more than any request takes to be
-    /// noticed as lost.
+    /// How long after its last renewal a leader still leads. The margin to the lease's duration exceeds the
+    /// time after which any request is given up as lost.
     fn deadline(&self) -> Duration {
         self.duration * 2 / 3
     }
 
-    /// Wait after a failure: several tries before the deadline.
+    /// The wait after a failure: it allows several tries before the deadline.
     fn retry(&self) -> Duration {
         self.renew / 5
     }
 }
 
-/// Held until it is released, dropped or lost. Stop what only a leader may do when [`Leadership::lost`] says so.
+/// Leadership, held until it is released, dropped or lost. When [`Leadership::lost`] becomes true, stop
+/// everything that only a leader may do.
 pub struct Leadership {
     lost: watch::Receiver<bool>,
     stop: oneshot::Sender<()>,
@@ -244,28 +246,28 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Becomes true when this process leads no more.
+    /// Becomes true when this process no longer leads.
     pub fn lost(&self) -> watch::Receiver<bool> {
         self.lost.clone()
     }
 
-    /// Gives the leadership back. Call it when nothing that only a leader may do is being done any more.
+    /// Releases the leadership. Call it once all work that only a leader may do has stopped.
     pub async fn release(self) {
         let Self { lost: _, stop, task } = self;
-        // Neither fails but when the leadership is lost already.
+        // Both fail only if the leadership is already lost.
         let _ = stop.send(());
         let _ = task.await;
     }
 }
 
-/// The lease as it was last read, and since when it has been like that by our own clock.
+/// The lease as it was last read, and how long it has been unchanged by our own clock.
 struct Seen {
     lease: Option<Lease>,
     since: Instant,
 }
 
 impl Seen {
-    /// Only the record counts: somebody who writes a label does not keep a dead leader alive.
+    /// Only the record counts: a client that edits a label does not keep a dead leader alive.
     fn note(&mut self, lease: Option<Lease>, now: Instant) {
         if lease.as_ref().and_then(|lease| lease.spec.as_ref()) != self.spec() {
             self.since = now;
@@ -278,16 +280,16 @@ impl Seen {
     }
 }
 
-/// What to do about a lease whose record has not changed for some time. Pure.
+/// Decides what to do about a lease whose record has not changed for some time. Pure.
 fn decide(lease: Option<&Lease>, unchanged: Duration, duration: Duration, identity: &str) -> Step {
     let Some(lease) = lease else { return Step::Create };
     let record = lease.spec.as_ref();
     match holder(record) {
-        // Released; or ours, by a write whose answer was lost.
+        // It was released; or it is ours, by a write whose answer was lost.
         None => Step::Take,
         Some(held_by) if held_by == identity => Step::Take,
         Some(_) => {
-            // The holder's own promise, which may be another version's.
+            // The holder's own duration, which may come from another version.
             let promised = record.and_then(|record| u64::try_from(record.lease_duration_seconds?).ok());
             let left = promised.map_or(duration, Duration::from_secs).saturating_sub(unchanged);
             if left.is_zero() { Step::Take } else { Step::Wait(left) }
@@ -336,7 +338,7 @@ mod tests {
         assert_eq!(step(Some(lease("them", None)), 10), Step::Take);
     }
 
-    /// A record whose times are years off is judged like any other: only our own clock measures.
+    /// A record whose times are years off is judged like any other, because only our own clock counts.
     #[test]
     fn the_clock_of_the_holder_does_not_matter() {
         let start = Instant::now();

@@ -1,6 +1,6 @@
-//! The operator: it lists the buckets of runs, queues their files, creates their pods, and accounts for every file. It
-//! never trusts that the webhook ran: it validates again. It never deletes a PipelineRun: a GitOps engine would create it
-//! again.
+//! The operator: it lists the buckets of runs, queues their files, creates their pods, and accounts for every
+//! file. It does not rely on the webhook, but validates again. It never deletes a PipelineRun, because a
+//! GitOps engine would create it again.
 
 mod args;
 mod budget;
@@ -47,16 +47,16 @@ use queue::Server;
 use run::build::job::is_managed;
 use world::World;
 
-/// Why the operator cannot go on.
+/// An error that ends the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum Fatal {
-    /// There is no way to the API server.
+    /// No configuration for the API server was found.
     #[error("cannot find the Kubernetes API: set KUBECONFIG, or run in a pod with a service account")]
     Config(#[source] kube::config::InferConfigError),
-    /// The client cannot be made.
+    /// The client cannot be created.
     #[error("cannot connect to Kubernetes")]
     Client(#[source] kube::Error),
-    /// The cluster cannot do what is needed.
+    /// The cluster lacks a required feature.
     #[error(
         "cannot use this cluster: it drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed"
     )]
@@ -64,16 +64,16 @@ pub enum Fatal {
     /// The settings of Valkey are unusable.
     #[error("cannot use Valkey")]
     Valkey(#[source] queue::Error),
-    /// The address that workers get is unusable.
+    /// The Valkey address for workers is unusable.
     #[error("cannot use --worker-valkey-url")]
     WorkerValkey(#[source] queue::Error),
-    /// The address is taken, or not ours.
+    /// The address is in use, or does not belong to this machine.
     #[error("cannot listen on {0}")]
     Listen(std::net::SocketAddr, #[source] std::io::Error),
     /// Another replica may lead by now.
     #[error("cannot keep the Lease: it could not be renewed in time, so another replica may lead by now")]
     LeadershipLost,
-    /// A part that must never end has ended.
+    /// A task that must never end has ended.
     #[error("cannot go on: a task of the operator has ended")]
     TaskEnded,
     /// The system does not let us listen for signals.
@@ -81,7 +81,7 @@ pub enum Fatal {
     Signals(#[source] std::io::Error),
 }
 
-/// Writes the log as the settings say.
+/// Starts logging as configured.
 pub fn start_logging(settings: &Settings) {
     let filter = tracing_subscriber::EnvFilter::try_new(&settings.log).unwrap_or_else(|error| {
         eprintln!("operator: --log {:?}: {error}; using info", settings.log);
@@ -107,7 +107,7 @@ pub async fn run(settings: Settings) -> Result<(), Fatal> {
     let metrics = Arc::new(Metrics::default());
     let client = client(config, &metrics)?;
     let valkey = settings.valkey.connect().map_err(Fatal::Valkey)?;
-    // Anyone who can read pods can read the address that workers get: a password in it is refused before that.
+    // Anyone who can read pods can read the workers' address, so an address with a password is refused up front.
     let of_workers = Server { url: settings.worker.valkey_url.clone(), ..settings.valkey.clone() };
     of_workers.connect().map_err(Fatal::WorkerValkey)?;
     let (stop, stopped) = watch::channel(false);
@@ -134,14 +134,14 @@ pub async fn run(settings: Settings) -> Result<(), Fatal> {
         }
     };
     let worked = worked.await;
-    // Connections end first, and have a moment to finish their requests.
+    // Connections end first, with a moment to finish their requests.
     let _ = stop.send(true);
     let _ = server.await;
     worked
 }
 
-/// A client that counts its requests, gives up an API server that has died without a word, and asks once: only
-/// the caller knows what a failure means and when to try again.
+/// A client that counts its requests, gives up an API server that died silently, and never retries: only the
+/// caller knows what a failure means and when to try again.
 fn client(mut config: Config, metrics: &Arc<Metrics>) -> Result<Client, Fatal> {
     follow::notice_silence(&mut config);
     config.default_retry = false;
@@ -160,8 +160,8 @@ fn readiness(ready: &Arc<AtomicBool>) -> impl Fn() -> Result<(), String> + Send 
     }
 }
 
-/// Waits until this replica leads, and works as long as it does. Nothing is lost by stopping anywhere: every
-/// step can be done again by the next operator.
+/// Waits until this replica leads, and works as long as it does. Stopping at any point loses nothing, because
+/// the next operator can repeat every step.
 async fn work(
     client: Client,
     valkey: queue::Connection,
@@ -172,10 +172,10 @@ async fn work(
 ) -> Result<(), Fatal> {
     let mut waits = ends.clone();
     let prepared = async {
-        // Where Jobs will be created: with namespaces to work in there is no right to create any elsewhere.
+        // Check where Jobs will be created: with a list of namespaces, the operator may create none elsewhere.
         let namespace = settings.namespaces.first().unwrap_or(&settings.operator_namespace);
         check_managed_jobs(&client, namespace).await?;
-        // A replica that waits is as ready as the one that leads.
+        // A waiting replica is as ready as the leader.
         ready.store(true, Ordering::Relaxed);
         let election = Election::new(client.clone(), &settings.operator_namespace, LEASE, &settings.identity);
         Ok(if settings.leader_election { Some(election.acquire().await) } else { None })
@@ -194,7 +194,7 @@ async fn work(
         tasks.spawn(supervisor::supervise(Arc::clone(&ctx), touched));
         tasks.spawn(supervisor::sweep(Arc::clone(&ctx)));
         tasks.spawn(pipelines::keep_statuses(Arc::clone(&ctx)));
-        // None of them ends by itself.
+        // None of these tasks ends on its own.
         tasks.join_next().await
     };
     let lost = async {
@@ -210,7 +210,7 @@ async fn work(
         () = lost => Err(Fatal::LeadershipLost),
         _ = ends.wait_for(|ends| *ends) => Ok(()),
     };
-    // Nothing that only a leader may do is done any more; then the next one may begin at once.
+    // After this, all work of the leader has stopped, so that the next one may begin at once.
     tasks.shutdown().await;
     if let (Some(leadership), Ok(())) = (leadership, &outcome) {
         leadership.release().await;
@@ -218,10 +218,10 @@ async fn work(
     outcome
 }
 
-/// Longest wait for an API server that does not answer.
+/// The longest wait between two tries while the API server does not answer.
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(30);
 
-/// Asks the API server what would become of a Job that the operator manages, until it answers.
+/// Asks the API server, until it answers, how it would treat a Job that the operator manages.
 async fn check_managed_jobs(client: &Client, namespace: &str) -> Result<(), Fatal> {
     let pod =
         json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "probe", "image": "probe"}]}});
@@ -234,7 +234,7 @@ async fn check_managed_jobs(client: &Client, namespace: &str) -> Result<(), Fata
         match jobs.create(&PostParams { dry_run: true, ..PostParams::default() }, &probe).await {
             Ok(made) if is_managed(&made) => return Ok(()),
             Ok(_) => return Err(Fatal::NotManaged),
-            // Each Job is checked again when it is created.
+            // The operator checks each Job again when it creates it.
             Err(error @ kube::Error::Api(_)) => {
                 tracing::warn!(error = chain(&error), "could not ask whether the cluster knows managedBy");
                 return Ok(());

@@ -1,5 +1,5 @@
-//! Lists a bucket into the queue of a run. The queue remembers how far the listing got, so that the next call
-//! goes on there; dropping it at any time, or calling it twice at once, adds no file twice and leaves none out.
+//! Lists a bucket into the queue of a run. The queue records how far the listing got, so that the next call continues
+//! there. Dropping the future at any time, or running two at once, adds no file twice and omits none.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use storage::{ListedFile, ListedPage, Lister, Skipped, StorageError};
 
 use crate::turns::{Room, Turn, Turns};
 
-/// Why a listing stopped. What was added stays added.
+/// Why a listing stopped. Pages that were added stay added.
 #[derive(Debug, thiserror::Error)]
 pub enum ListingError {
     /// The bucket cannot be listed.
     #[error("cannot list the bucket after {after:?}")]
     List {
-        /// The last key that is known.
+        /// The last known key.
         after: String,
-        /// What the storage said.
+        /// The error of the storage.
         #[source]
         source: StorageError,
     },
-    /// The queue did not take a page.
+    /// The queue did not accept a page.
     #[error("cannot add a page of files to the queue")]
     Enqueue(#[source] queue::Error),
     /// The bucket has more files than a run may have.
@@ -28,33 +28,33 @@ pub enum ListingError {
     TooMany {
         /// Files of the run so far.
         listed: u64,
-        /// The setting.
+        /// The value of the setting.
         max: u64,
     },
-    /// The queue did not say how many files there are.
+    /// The queue did not return the number of files.
     #[error("cannot count the files in the queue")]
     Count(#[source] queue::Error),
 }
 
-/// What a page brought that is in the queue now.
+/// The effect of a page that is now in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Files of the run so far.
     pub total: u64,
-    /// Files of this page that were left out.
+    /// Skipped files of this page.
     pub skipped: Skipped,
 }
 
-/// What a listing has to keep to.
+/// The limits of a listing.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds<'a> {
     /// Shared with all other listings.
     pub turns: &'a Turns,
-    /// Where the run is: namespaces take turns.
+    /// The namespace of the run: namespaces take turns.
     pub namespace: &'a str,
-    /// Files that a run may have; any number when absent.
+    /// The most files that a run may have; unlimited when absent.
     pub max_files: Option<u64>,
-    /// Files of a run that may wait in the queue: beyond it the listing pauses.
+    /// The most files of a run that may wait in the queue; beyond that, the listing pauses.
     pub high_water: u64,
 }
 
@@ -62,7 +62,7 @@ pub struct Bounds<'a> {
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(5);
 
-/// Lists the rest of a bucket, from where the queue says that the listing is, and reports every page. Returns the number of
+/// Lists the rest of a bucket, starting where the queue says, and reports every page. Returns the number of
 /// files of the run.
 pub async fn list_into(
     queue: &RunQueue,
@@ -84,22 +84,22 @@ pub async fn list_into(
     Ok(queue.stats().await.map_err(ListingError::Count)?.total)
 }
 
-/// Waits until the queue has room for another page; returns where the listing is. The page that did not fit is listed again:
-/// held meanwhile, it would take memory from the listings of other runs.
+/// Waits until the queue has room for another page; returns how far the listing is. The page that did not fit
+/// is listed again: keeping it would take memory from the listings of other runs.
 async fn wait_for_room(queue: &RunQueue, pause: Pause, high_water: u64) -> Result<Listing, ListingError> {
     let mut wait = PAUSE_FIRST;
     loop {
         tokio::time::sleep(wait).await;
         let stats = match queue.stats().await {
             Ok(stats) => stats,
-            // It waits anyway, and must not be reported as broken for the rest of the pause.
+            // The listing waits anyway, and must not be reported as broken for the rest of the pause.
             Err(error) if error.is_transient() => continue,
             Err(error) => return Err(ListingError::Count(error)),
         };
         let waiting = stats.queued + stats.running;
         let has_room = match pause {
             Pause::HighWater => waiting < high_water / 2,
-            // Memory is freed by other runs, too: only the queue itself knows when.
+            // Other runs free memory, too: only the queue itself knows when.
             Pause::MemoryFull => wait == PAUSE_LONGEST || waiting < BATCH_MAX as u64 / 2,
         };
         if has_room || stats.state != State::Open {
@@ -109,15 +109,15 @@ async fn wait_for_room(queue: &RunQueue, pause: Pause, high_water: u64) -> Resul
     }
 }
 
-/// What became of a page.
+/// The result of adding a page.
 enum Added {
-    /// The listing is here.
+    /// The listing has reached this point.
     UpTo(Listing),
-    /// It did not fit.
+    /// The page did not fit.
     Paused(Pause),
 }
 
-/// A page that is to be added, and its room in memory until it is.
+/// A page to be added, with the memory reserved for it.
 struct Held<'a> {
     page: Page,
     skipped: Skipped,
@@ -142,23 +142,24 @@ struct Task<'t, P> {
 }
 
 impl<P: Fn(Progress)> Task<'_, P> {
-    /// Adds a page, and those after it for as long as no other listing waits: then the next page is asked for while one is
-    /// being added. At most two pages are in memory, however large the bucket. Returns where the listing is.
+    /// Adds a page, and the following ones as long as no other listing waits: then it requests the next page
+    /// while it adds the current one. At most two pages are in memory, however large the bucket. Returns how
+    /// far the listing is.
     async fn take<'a>(&self, mut turn: Turn<'a>, mut held: Held<'a>) -> Result<Added, ListingError> {
         loop {
             let next = held.page.next.clone();
             let ahead = next.as_deref().and_then(|next| turn.room_ahead().map(|room| (next, room)));
             let look_ahead = async {
-                // A failure ahead must not keep this page from being added.
+                // If the look-ahead fails, this page must still be added.
                 Ok(match ahead {
                     Some((next, room)) => Some(turn.ask_with(room, self.lister.page(next)).await),
                     None => None,
                 })
             };
-            // The request first: the service works on it while the page is written to Valkey.
+            // Send the request first: the service works on it while the page is written to Valkey.
             let (ahead, added) = tokio::try_join!(biased; look_ahead, self.add(held))?;
             match (added, ahead) {
-                // Of use unless another listing of this run has gone further.
+                // The next page is useful unless another listing of this run has progressed further.
                 (Added::UpTo(Listing::UpTo(cursor)), Some(ahead)) if Some(&cursor) == next.as_ref() => {
                     let listed = ahead.map_err(failed_after(&cursor))?;
                     held = Held::new(cursor, listed);
@@ -168,8 +169,8 @@ impl<P: Fn(Progress)> Task<'_, P> {
         }
     }
 
-    /// Adds a page to the queue, and reports it. Returns where the listing is. The page and its room are free as soon as it is
-    /// added: a look-ahead may wait much longer for its answer.
+    /// Adds a page to the queue, and reports it. Returns how far the listing is. The page and its memory are
+    /// freed as soon as it is added, because a look-ahead may wait much longer for its answer.
     async fn add(&self, held: Held<'_>) -> Result<Added, ListingError> {
         let Held { page, skipped, _room } = held;
         match self.queue.enqueue(&page, self.bounds.high_water).await.map_err(ListingError::Enqueue)? {

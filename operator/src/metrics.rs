@@ -1,5 +1,5 @@
-//! What the operator counts, for Prometheus. Labels are names of ours (phases, outcomes, variants of errors) or reasons of
-//! Kubernetes, never data: their number is bounded. docs/metrics.md is generated from [`Metrics::described`].
+//! The operator's metrics for Prometheus. Labels are our own names (phases, outcomes, variants of errors) or reasons
+//! of Kubernetes, never data, so their number is bounded. docs/metrics.md is generated from [`Metrics::described`].
 
 mod breakers;
 
@@ -20,35 +20,35 @@ use breakers::Breakers;
 
 pub use breakers::OpenBreakers;
 
-/// In front of every name.
+/// The prefix of every name.
 const PREFIX: &str = "openfilter";
 /// From a pass that finds nothing to do to one that waits for a slow API server.
 const PASS_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0];
-/// From the aim of a fraction of a second to an operator that was away.
+/// From the target of a fraction of a second to an operator that was unavailable.
 const SETTLE_SECONDS: [f64; 11] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
 
-/// Labels of breakers.
+/// The values of the label of breakers.
 const DEPENDENCIES: [&str; 4] = ["source", "sink", "credentials", "image"];
 
-/// What became of an attempt.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum FileOutcome {
     /// Every filter processed the file.
     Succeeded,
-    /// It failed and will be tried again.
+    /// It failed and will be retried.
     Retried,
-    /// It failed for good.
+    /// It failed permanently.
     Failed,
-    /// It was given back without having been tried.
+    /// It was given back untried.
     Released,
     /// It was taken from a dead pod.
     Reclaimed,
-    /// Something other than the file failed: it was given back unharmed.
+    /// Something other than the file failed: it was given back without being charged.
     Disrupted,
 }
 
 impl FileOutcome {
-    /// All of them.
+    /// Every outcome.
     pub const ALL: [Self; 6] =
         [Self::Succeeded, Self::Retried, Self::Failed, Self::Released, Self::Reclaimed, Self::Disrupted];
 }
@@ -75,7 +75,7 @@ pub struct Metrics {
     leader: Gauge,
 }
 
-/// A metric as the reference lists it.
+/// A metric, as listed in the reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
     /// Its name in queries.
@@ -84,7 +84,7 @@ pub struct Described {
     pub kind: &'static str,
     /// Its label, or nothing.
     pub label: &'static str,
-    /// What it says.
+    /// The help text.
     pub help: &'static str,
 }
 
@@ -120,7 +120,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Registers everything. Outcomes start at zero, so that a rate over them has a beginning.
+    /// Registers all metrics. Outcomes start at zero, so that a rate over them has a beginning.
     pub fn new() -> Self {
         let mut add = Registration { registry: Registry::with_prefix(PREFIX), described: Vec::new() };
         let runs = add.family("runs", "phase", "PipelineRuns by phase");
@@ -188,7 +188,8 @@ impl Metrics {
         metrics
     }
 
-    /// Counts a run under the dependencies whose breakers are open, and under no others. Each has the time of its next probe.
+    /// Counts a run under exactly the dependencies whose breakers are open. Each comes with the time of its
+    /// next probe.
     pub fn set_open(
         &self,
         of_run: &mut OpenBreakers,
@@ -197,71 +198,72 @@ impl Metrics {
         of_run.set(&self.breakers, next_probes);
     }
 
-    /// How many runs are in a phase. Say it of every phase, also of those without any: a gauge keeps its last value.
+    /// Sets the number of runs in a phase. Call it for every phase, even those without runs, because a gauge
+    /// keeps its last value.
     pub fn set_runs(&self, phase: &str, runs: usize) {
         let label = PhaseLabel { phase: phase.to_owned() };
         self.runs.get_or_create(&label).set(i64::try_from(runs).unwrap_or(i64::MAX));
     }
 
-    /// How many runs something holds up, for this reason. Say it of every reason, as with phases.
+    /// Sets the number of runs that are blocked for this reason. Call it for every reason, as with phases.
     pub fn set_degraded(&self, reason: &str, runs: usize) {
         let label = ReasonLabel { reason: reason.to_owned() };
         self.runs_degraded.get_or_create(&label).set(i64::try_from(runs).unwrap_or(i64::MAX));
     }
 
-    /// Files were settled.
+    /// Counts settled files.
     pub fn settled(&self, outcome: FileOutcome, files: u64) {
         self.files_settled.get_or_create(&OutcomeLabel { outcome }).inc_by(files);
     }
 
-    /// A pass over a run took this long.
+    /// Records the duration of a pass over a run.
     pub fn passed(&self, took: Duration) {
         self.pass_duration.observe(took.as_secs_f64());
     }
 
-    /// A pass over a run failed; the variant of the error, never its data.
+    /// Counts a failed pass over a run, by the variant of its error, never by its data.
     pub fn pass_failed(&self, variant: &str) {
         self.pass_errors.get_or_create(&ErrorLabel { error: variant.to_owned() }).inc();
     }
 
-    /// A pod was created.
+    /// Counts a created pod.
     pub fn pod_created(&self) {
         self.pods_created.inc();
     }
 
-    /// A pod was deleted.
+    /// Counts a deleted pod.
     pub fn pod_deleted(&self) {
         self.pods_deleted.inc();
     }
 
-    /// A page was listed, and its files queued but for those that were skipped.
+    /// Counts a listed page, the files of it that were queued, and those that were skipped.
     pub fn page_listed(&self, files: u64, skipped: u64) {
         self.listing_pages.inc();
         self.listing_files.inc_by(files);
         self.files_skipped.inc_by(skipped);
     }
 
-    /// A file was settled this long after its pod was seen to have finished.
+    /// Records how long after its pod was seen to finish a file was settled.
     pub fn settled_after(&self, latency: Duration) {
         self.settle_latency.observe(latency.as_secs_f64());
     }
 
-    /// A call of Valkey failed; the variant of the error, never its data.
+    /// Counts a failed call of Valkey, by the variant of its error, never by its data.
     pub fn valkey_failed(&self, variant: &str) {
         self.valkey_errors.get_or_create(&ErrorLabel { error: variant.to_owned() }).inc();
     }
 
-    /// A request to the Kubernetes API.
+    /// Counts a request to the Kubernetes API.
     pub fn kubernetes_request(&self) {
         self.kubernetes_requests.inc();
     }
 
-    /// Whether this replica leads.
+    /// Sets whether this replica leads.
     pub fn set_leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
     }
 
-    /// Everything, as Prometheus reads it.
+    /// Encodes all metrics for Prometheus.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
@@ -322,7 +324,7 @@ impl Registration {
     }
 }
 
-/// What a registry can keep while we keep it too.
+/// A metric that both the registry and we keep.
 trait Kept: TypedMetric + EncodeMetric + Clone + fmt::Debug + Send + Sync + 'static {}
 impl<M: TypedMetric + EncodeMetric + Clone + fmt::Debug + Send + Sync + 'static> Kept for M {}
 

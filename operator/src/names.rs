@@ -1,50 +1,53 @@
-//! Names of what a run is made of: derived from the run alone, so that every pass finds the same objects again.
+//! Names of a run's objects, derived from the run alone, so that every pass finds the same objects again.
 
 use protocol::names::{LABEL_VALUE_MAX, shorten};
 
-/// The field manager of everything that this operator applies, and `managedBy` of its Jobs.
+/// The field manager of everything that this operator applies, and the `managedBy` of its Jobs.
 pub const MANAGER: &str = "filter.plainsight.ai/operator";
-/// Keeps a PipelineRun until what it has in Valkey and Kubernetes is removed.
+/// Keeps a PipelineRun until its data in Valkey and its objects in Kubernetes are removed.
 pub const FINALIZER: &str = "filter.plainsight.ai/cleanup";
 /// Label of Job and pods: the runId, shortened when it is long.
 pub const RUN_LABEL: &str = "filter.plainsight.ai/run";
 /// Label of Job and pods: the name of the PipelineRun, shortened when it is long.
 pub const RUN_NAME_LABEL: &str = "filter.plainsight.ai/pipelinerun";
-/// Label of Job and pods: the UID of the PipelineRun, which tells a run from one that had its name before.
+/// Label of Job and pods: the UID of the PipelineRun, which distinguishes the run from an earlier one of the
+/// same name.
 pub const RUN_UID_LABEL: &str = "filter.plainsight.ai/run-uid";
-/// Annotation of the run's Secret: the epoch of its queue. Another one in Valkey means that data was lost.
+/// Annotation of the run's Secret: the epoch of its queue. A different epoch in Valkey means that data was lost.
 pub const EPOCH_ANNOTATION: &str = "filter.plainsight.ai/queue-epoch";
-/// Annotation of pods: the names of our own containers, separated by commas. Others were added by a mesh, say.
+/// Annotation of pods: the names of our own containers, separated by commas. Other containers were added, for
+/// example, by a mesh.
 pub const CONTAINERS_ANNOTATION: &str = "filter.plainsight.ai/containers";
-/// Where filters find our shim, which is the command of their containers then.
+/// The path at which filters find our shim, if it is the command of their containers.
 pub const SHIM: &str = "/.openfilter/bin/shim";
 
-/// Random characters that tell the pods of a run apart. Names are never used twice, because a pod's name is its name as a
-/// consumer too: 36^9 leaves a million pods one chance in 200 of a collision, which the API server then refuses.
+/// Random characters that distinguish the pods of a run. Names must never be reused, because a pod's name is
+/// also its name as a consumer. With 36^9 possible suffixes, a million pods have one chance in 200 of a
+/// collision, which the API server then refuses.
 const SUFFIX: usize = 9;
 const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
-/// The Job of a run. Job names are label values too.
+/// The name of a run's Job. Job names are also label values.
 pub fn job(run: &str) -> String {
     child(run, "job", LABEL_VALUE_MAX)
 }
 
-/// The Pipeline as it was when the run started.
+/// The name of the snapshot: the Pipeline as it was when the run started.
 pub fn snapshot(run: &str) -> String {
     child(run, "pipeline", NAME_MAX)
 }
 
-/// The Secret with the Valkey user of the run's workers.
+/// The name of the Secret with the Valkey user of the run's workers.
 pub fn queue_secret(run: &str) -> String {
     child(run, "queue", NAME_MAX)
 }
 
-/// The copy of a credentials Secret of another namespace.
+/// The name of the copy of a credentials Secret from another namespace.
 pub fn credentials_copy(run: &str, role: &str) -> String {
     child(run, role, NAME_MAX)
 }
 
-/// A new name for a pod. Dots are replaced: a pod's name becomes its host name.
+/// A new name for a pod. Dots are replaced, because a pod's name becomes its host name.
 pub fn pod(run: &str) -> Result<String, getrandom::Error> {
     let mut random = [0_u8; SUFFIX];
     getrandom::fill(&mut random)?;
@@ -53,10 +56,11 @@ pub fn pod(run: &str) -> Result<String, getrandom::Error> {
     Ok(format!("{}-{suffix}", shorten(&run.replace('.', "-"), LABEL_VALUE_MAX - SUFFIX - 1)))
 }
 
-/// Longest name of an object.
+/// The longest name of an object.
 const NAME_MAX: usize = 253;
 
-/// Shortened before the suffix is added: what an object is stays readable, and two runs still never share one.
+/// The name is shortened before the suffix is added, so that the object's role stays readable and two runs
+/// still never share a name.
 fn child(run: &str, suffix: &str, max: usize) -> String {
     format!("{}-{suffix}", shorten(run, max - suffix.len() - 1))
 }
@@ -66,7 +70,7 @@ fn child(run: &str, suffix: &str, max: usize) -> String {
 mod tests {
     use super::*;
 
-    /// Kubernetes takes names of 253 bytes and label values of 63.
+    /// Kubernetes accepts names of 253 bytes and label values of 63.
     #[test]
     fn the_longest_run_name_gives_names_within_their_limits() {
         let (one, two) = ("a.".repeat(126) + "b", "a.".repeat(126) + "c");

@@ -1,4 +1,5 @@
-//! The status of Pipelines: whether each is valid and has its keys, and which run was its newest. No run depends on it.
+//! The status of Pipelines: whether each is valid and has its keys, and its newest run. No run depends on
+//! this status.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,29 +20,29 @@ use crate::metrics::Metrics;
 use crate::run::obstacle;
 use crate::world::{Key, pipeline_of};
 
-/// Changes are gathered for this long: no run waits for this status.
+/// Changes are collected for this long; no run waits for this status.
 const GATHER: Duration = Duration::from_secs(1);
-/// How often keys are checked again; Secrets are not watched, because that needs the right to read all of them.
+/// How often keys are checked again. Secrets are not watched, because that requires the right to read all of them.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// Whether a Pipeline can be run: a reason and a message if not.
+/// Whether a Pipeline can be run; if not, a reason and a message.
 type Verdict = Result<(), (&'static str, String)>;
 
-/// What was found out about a Pipeline, and when.
+/// The result of checking a Pipeline, and its time.
 struct Checked {
     generation: Option<i64>,
     when: Instant,
     verdict: Verdict,
 }
 
-/// Keeps the status of all Pipelines.
+/// Keeps the status of all Pipelines current.
 pub async fn keep_statuses(ctx: Arc<Context>) {
     let mut checked: HashMap<Key, Checked> = HashMap::new();
     loop {
         let runs = ctx.world.runs();
         count_runs(&ctx.metrics, &runs);
         let runs = newest_runs(&runs);
-        // Taken out one by one: what is left belongs to Pipelines that are gone.
+        // Entries are removed one by one; the rest belongs to Pipelines that are gone.
         let mut before = std::mem::take(&mut checked);
         for pipeline in ctx.world.pipelines() {
             let key = key_of(&pipeline);
@@ -131,7 +132,7 @@ async fn check(ctx: &Context, pipeline: &Pipeline) -> Result<Verdict, Error> {
     Ok(Ok(()))
 }
 
-/// Other namespaces that a Pipeline has keys in: only their grants matter to it.
+/// The other namespaces that hold keys of a Pipeline: only their grants matter to it.
 fn foreign_namespaces(pipeline: &Pipeline, own: &str) -> Vec<String> {
     let secrets = pipeline.spec.buckets().filter_map(|bucket| bucket.credentials_secret.as_ref());
     secrets.filter_map(|secret| secret.namespace.clone()).filter(|namespace| namespace != own).collect()
@@ -164,7 +165,7 @@ async fn publish(
     wanted.status = Some(status);
     let api: Api<Pipeline> = Api::namespaced(ctx.client.clone(), &pipeline.namespace().unwrap_or_default());
     match api.replace_status(&pipeline.name_any(), &PostParams::default(), &wanted).await {
-        // Changed or deleted meanwhile: the next look sees it.
+        // It was changed or deleted meanwhile: the next check sees that.
         Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(()),
         written => written.map(|_| ()).map_err(Error::kubernetes("write the status of a Pipeline")),
     }
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(foreign_namespaces(&pipeline, "n"), ["keys"]);
     }
 
-    /// An alert must go away with its cause.
+    /// An alert must disappear with its cause.
     #[test]
     fn runs_that_are_held_up_are_counted_by_reason_while_they_are() {
         let metrics = Metrics::new();

@@ -1,4 +1,4 @@
-//! What the operator may do in Kubernetes: every call that it makes, and nothing else. `make gen` makes RBAC of it.
+//! The operator's rights in Kubernetes: exactly the calls that it makes. `make gen` generates RBAC from them.
 
 use crds::rights::{GROUP, Place, Right, Role};
 
@@ -7,7 +7,7 @@ use crate::run::NOTES;
 
 const ACCOUNT: &str = "openfilter-operator";
 
-/// The roles of the operator.
+/// The operator's roles.
 pub const ROLES: &[Role] = &[
     Role {
         name: "openfilter-operator-tenants",

@@ -1,4 +1,4 @@
-//! The HTTP port of the operator: probes for kubelet, figures for Prometheus. Nothing here changes anything.
+//! The operator's HTTP port: probes for the kubelet, metrics for Prometheus. Requests change nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use tracing::warn;
 
 use crate::metrics::Metrics;
 
-/// What Prometheus asks for, and what the registry writes.
+/// The format that Prometheus requests and the registry writes.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How long requests that are being answered may take when the process is asked to stop.
+/// How long requests in progress may take when the process is asked to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Says whether the process is of use, and if not, why.
+/// Returns whether the process is ready, and if not, why.
 type Readiness = dyn Fn() -> Result<(), String> + Send + Sync;
 
 #[derive(Clone)]
@@ -29,10 +29,10 @@ struct Shared {
     ready: Arc<Readiness>,
 }
 
-/// Serves until `stop` becomes true, or whoever could say so is gone.
+/// Serves until `stop` becomes true or its sender is dropped.
 ///
-/// `/livez` answers as long as anything does: a process that waits for Valkey or the API server is not helped by a
-/// restart. `/readyz` answers what `ready` says.
+/// `/livez` answers as long as the process runs, because a restart does not help a process that waits for
+/// Valkey or the API server. `/readyz` returns the answer of `ready`.
 pub async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
@@ -58,7 +58,7 @@ pub async fn serve(
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is as good.
+    // An error means that the sender was dropped, which counts as a stop.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 

@@ -1,5 +1,5 @@
-//! One task per run, started when something happens to it, and ended when there is nothing left to do. A run that is slow
-//! or broken delays only itself.
+//! One task per run, started when something happens to the run, and ended when nothing is left to do. A slow
+//! or broken run delays only itself.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::error::chain;
 use crate::run;
 use crate::world::Uid;
 
-/// How often deleted runs that are still in Valkey are removed again.
+/// How often the operator retries to remove deleted runs that are still in Valkey.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// How often Valkey hears which finished runs still exist: much more often than the shortest useful retention.
+/// How often Valkey learns which finished runs still exist: much more often than the shortest useful retention.
 const RENEW_EVERY: Duration = Duration::from_secs(3_600);
 
-/// Wakes the task of each run that something happened to.
+/// Wakes the task of each run to which something happened.
 pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<Uid>) {
     let mut tasks = JoinSet::new();
     let mut wakes: HashMap<Uid, Arc<Notify>> = HashMap::new();
@@ -46,7 +46,7 @@ pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<U
                     });
                     continue;
                 }
-                // Something happened while it ended, and would be missed.
+                // An event that arrived while the task ended would otherwise be missed.
                 let missed = wake.is_some_and(|wake| wake.notified().now_or_never().is_some());
                 if !missed {
                     continue;
@@ -65,7 +65,8 @@ pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<U
     }
 }
 
-/// Removes from Valkey what could not be removed when its run was deleted, and renews what it remembers of finished runs.
+/// Removes data from Valkey that could not be removed when its run was deleted, and renews the ledger entries
+/// of finished runs.
 pub async fn sweep(ctx: Arc<Context>) {
     let mut renewed: Option<Instant> = None;
     loop {

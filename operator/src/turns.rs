@@ -1,7 +1,8 @@
-//! Turns of listings. However many runs start together, only a few listings ask for a page or add one at a time, and all
-//! their answers and pages fit into a budget: otherwise the operator would run out of memory, and calls of Valkey out of
-//! time. A listing gives its turn back after a page when others wait, so that a small bucket does not wait for a large one.
-//! Namespaces take turns, so that the one run of a namespace does not wait for hundreds of another.
+//! Turns of listings. However many runs start together, only a few listings request or add a page at a time,
+//! and all their answers and pages fit into a budget. Otherwise the operator would run out of memory, and
+//! calls of Valkey would time out. A listing gives its turn back after a page if others wait, so that a small
+//! bucket does not wait for a large one. Namespaces take turns, so that a single run in one namespace does
+//! not wait for hundreds in another.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -11,13 +12,13 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::fair::{Permit, Permits};
 
-/// What one request may need: the longest answer, and as much again for what is read from it.
+/// The most memory that one request may need: the longest answer, and as much again for the parsed page.
 const ANSWER_KIB: usize = 2 * PAGE_BYTES_MAX / 1_024;
-/// What listings may need together: a quarter of the memory that the operator has as shipped. Slow services have half as
-/// much beside it.
+/// The most memory that listings may need together: a quarter of the operator's default memory. Slow services
+/// get half as much in addition.
 const KIB_MAX: usize = 128 * 1_024;
-/// Services answer within a second. One that takes longer must not keep listings of other services waiting: it goes on in
-/// the lane of the slow ones.
+/// Services usually answer within a second. A slower one must not delay listings of other services, so it
+/// continues in the slow lane.
 const PROMPT: Duration = Duration::from_secs(5);
 
 /// Hands out turns, shared between namespaces.
@@ -27,16 +28,16 @@ pub struct Turns {
     slow: Lane,
 }
 
-/// Turns, and what all who have one may need in memory.
+/// Turns, and the memory shared by all listings that have one.
 #[derive(Debug)]
 struct Lane {
     turns: Permits,
-    /// First come, first served: only the few that have a turn wait for it.
+    /// First come, first served: only the few listings with a turn wait for it.
     room: Semaphore,
     answer_kib: u32,
 }
 
-/// Leave to ask for pages and to add them, until it is dropped.
+/// Permission to request and add pages, until it is dropped.
 #[derive(Debug)]
 pub struct Turn<'a> {
     turns: &'a Turns,
@@ -45,17 +46,17 @@ pub struct Turn<'a> {
     permit: Option<Permit>,
 }
 
-/// Memory that is set aside, for an answer or a page, until it is dropped.
+/// Memory reserved for an answer or a page, until it is dropped.
 #[derive(Debug)]
 pub struct Room<'a>(Option<SemaphorePermit<'a>>);
 
 impl Turns {
-    /// As many listings at once.
+    /// Allows this many listings at once.
     pub fn new(listings: usize) -> Self {
         Self::within(listings, KIB_MAX)
     }
 
-    /// As many listings at once, and room for this many answers: for tests of what happens when it is short.
+    /// Allows this many listings at once, with memory for this many answers: for tests of a shortage.
     pub fn with_room_for(answers: usize, listings: usize) -> Self {
         Self::within(listings, answers * ANSWER_KIB)
     }
@@ -77,14 +78,14 @@ impl Lane {
         Self { turns: Permits::new(listings.max(1)), room: Semaphore::new(kib), answer_kib }
     }
 
-    /// The semaphore is never closed, so there is room in the end.
+    /// Waits for memory. The semaphore is never closed, so there is room eventually.
     async fn room(&self) -> Room<'_> {
         Room(self.room.acquire_many(self.answer_kib).await.ok())
     }
 }
 
 impl<'a> Turn<'a> {
-    /// Asks for a page, once there is room for the answer.
+    /// Requests a page, once there is room for the answer.
     pub async fn ask(
         &mut self,
         request: impl Future<Output = Result<ListedPage, StorageError>>,
@@ -93,8 +94,8 @@ impl<'a> Turn<'a> {
         self.ask_with(room, request).await
     }
 
-    /// Room for another page, if no other listing waits for it: turns are handed out in order, so that none waits while one
-    /// is free.
+    /// Reserves room for another page, if no other listing waits for it. Turns are handed out in order, so
+    /// none waits while one is free.
     pub fn room_ahead(&self) -> Option<Room<'a>> {
         if !self.lane.turns.is_one_free() {
             return None;
@@ -102,7 +103,7 @@ impl<'a> Turn<'a> {
         self.lane.room.try_acquire_many(self.lane.answer_kib).ok().map(|room| Room(Some(room)))
     }
 
-    /// Asks for a page that there is room for.
+    /// Requests a page with room that is already reserved.
     pub async fn ask_with(
         &mut self,
         room: Room<'a>,
@@ -122,8 +123,8 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Leaves the lane, and goes on when it is its turn among the slow ones. Meanwhile the request rests, and its answer
-    /// stays in the socket.
+    /// Leaves the lane, and continues when its turn comes in the slow lane. Meanwhile the request is
+    /// suspended, and its answer stays in the socket.
     async fn step_aside(&mut self) -> Room<'a> {
         self.permit = None;
         self.lane = &self.turns.slow;
@@ -133,7 +134,7 @@ impl<'a> Turn<'a> {
 }
 
 impl Room<'_> {
-    /// Gives back what the page does not need.
+    /// Frees the memory that the page does not need.
     fn shrink_to(&mut self, bytes: usize) {
         if let Room(Some(permit)) = self {
             drop(permit.split(permit.num_permits().saturating_sub(bytes.div_ceil(1_024))));
@@ -204,7 +205,7 @@ mod tests {
         assert!(one.room_ahead().is_none(), "a third one may wait");
     }
 
-    /// Services that do not answer wait for each other, not the others for them.
+    /// Services that do not answer wait for each other; other services do not wait for them.
     #[tokio::test(start_paused = true)]
     async fn a_slow_service_does_not_keep_the_others_waiting() {
         let turns = Turns::new(2);

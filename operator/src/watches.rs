@@ -1,4 +1,4 @@
-//! Follows Kubernetes: one watch per kind and namespace feeds the [`World`].
+//! Follows Kubernetes objects: one watch per kind and namespace feeds the [`World`].
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use crate::names::RUN_UID_LABEL;
 use crate::world::World;
 
-/// Starts all watches. Returns once each of them has shown everything that is there.
+/// Starts all watches. Returns once each of them has delivered all existing objects.
 pub async fn start(client: &Client, namespaces: &[String], world: &Arc<World>, tasks: &mut JoinSet<()>) {
     let namespaces: Vec<Option<&str>> = match namespaces {
         [] => vec![None],
@@ -37,7 +37,7 @@ pub async fn start(client: &Client, namespaces: &[String], world: &Arc<World>, t
     while done.recv().await.is_some() {}
 }
 
-/// What the watches of one namespace, or of all, share.
+/// The shared parts of the watches of one namespace, or of all.
 struct Watches<'a> {
     client: Client,
     namespace: Option<&'a str>,

@@ -1,11 +1,12 @@
-//! Names of the environment variables that the claimer reads. The operator sets most of them in the pod; docs/claimer.md
-//! says what they mean.
+//! Names of the environment variables that the claimer reads. The operator sets most of them in the pod;
+//! docs/claimer.md describes them.
 
 /// Work stream of the run.
 pub const STREAM: &str = "STREAM";
-/// Consumer group of the run. Only claimers of older versions read it: pods of a run whose operator was rolled back.
+/// Consumer group of the run. Only claimers of older versions read it, in pods of a run whose operator was
+/// rolled back.
 pub const GROUP: &str = "GROUP";
-/// Where Valkey is.
+/// Address of Valkey.
 pub const VALKEY_URL: &str = "VALKEY_URL";
 /// User of the run's workers.
 pub const VALKEY_USERNAME: &str = "VALKEY_USERNAME";
@@ -25,36 +26,36 @@ pub const QUEUE_DENIED_TIMEOUT: &str = "QUEUE_DENIED_TIMEOUT";
 pub const FILTERS: &str = "OPENFILTER_FILTERS";
 /// The filter whose results are published.
 pub const SINK_FROM: &str = "SINK_FROM";
-/// How the filters of a file relate in time.
+/// The order in which the filters process a file.
 pub const ORDER: &str = "OPENFILTER_ORDER";
 /// How long one file may take.
 pub const FILE_TIMEOUT: &str = "OPENFILTER_FILE_TIMEOUT";
-/// Bytes of files that are fetched before their turn.
+/// The most bytes of files that are fetched ahead of their turn.
 pub const PREFETCH_BYTES: &str = "OPENFILTER_PREFETCH_BYTES";
-/// Files that a pod processes before it ends.
+/// The number of files that a pod processes before it ends.
 pub const MAX_FILES: &str = "OPENFILTER_MAX_FILES";
-/// How old a pod gets.
+/// The age at which a pod ends.
 pub const MAX_AGE: &str = "OPENFILTER_MAX_AGE";
-/// Folder that a claimer copies the shim into, if filters of its pod want lines.
+/// Folder into which a claimer copies the shim, if filters of its pod use `Lines`.
 pub const INSTALL_TO: &str = "OPENFILTER_INSTALL_TO";
 /// Folder with the shim, and a socket for each filter.
 pub const LINKS: &str = "OPENFILTER_LINKS";
 /// Folder that the containers share.
 pub const WORKSPACE: &str = "WORKSPACE";
-/// Where the termination message is written.
+/// File to which the termination message is written.
 pub const TERMINATION_LOG: &str = "TERMINATION_LOG";
 
 /// Names of the variables that describe a bucket.
 pub struct Bucket {
     /// Name of the bucket.
     pub bucket: &'static str,
-    /// What all keys begin with.
+    /// Prefix of all keys.
     pub prefix: &'static str,
     /// Address of the service.
     pub endpoint: &'static str,
     /// Region.
     pub region: &'static str,
-    /// Whether the bucket goes into the path.
+    /// Whether the bucket is part of the path.
     pub use_path_style: &'static str,
     /// Whether any certificate is accepted.
     pub insecure_skip_tls_verify: &'static str,
@@ -68,11 +69,12 @@ pub struct Bucket {
     pub max_attempts: &'static str,
     /// Whether an etag may be an MD5.
     pub etag_is_md5: &'static str,
-    /// Keys of objects that this run has fetched or published before, the newest first, separated by [`CANARY_SEPARATOR`].
+    /// Keys of objects that this run has already fetched or published, newest first, separated by
+    /// [`CANARY_SEPARATOR`].
     pub canary_key: &'static str,
 }
 
-/// Between the keys of canaries. No key with control characters becomes one.
+/// Separates the keys of canaries. A key with control characters never becomes a canary.
 pub const CANARY_SEPARATOR: char = '\n';
 
 macro_rules! bucket {

@@ -2,7 +2,7 @@
 
 use strum::{AsRefStr, EnumString, VariantArray};
 
-/// Exit codes. They start at 10, so that none is mistaken for a shell's or the runtime's own.
+/// Exit codes. They start at 10, so that none is mistaken for a code of a shell or of the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumString, VariantArray)]
 #[repr(u8)]
 pub enum Exit {
@@ -18,18 +18,18 @@ pub enum Exit {
     ObjectGone = 15,
     /// The object is not the one that was listed: its etag, length or checksum differs.
     ObjectChanged = 16,
-    /// The storage does not answer, answers 408, 429 or 5xx, knows no such bucket, or its certificate is not trusted; after all
-    /// tries.
+    /// After all tries, the storage does not answer, answers 408, 429 or 5xx, or knows no such bucket, or its
+    /// certificate is not trusted.
     StorageUnreachable = 17,
-    /// No space left in the workspace.
+    /// The workspace has no space left.
     DiskFull = 18,
     /// Another failure of the workspace.
     LocalIo = 19,
-    /// Not every result could be uploaded, or one is not what was sent.
+    /// Some results could not be uploaded, or an uploaded result differs from what was sent.
     PublishIncomplete = 20,
-    /// The storage ended the body early, at every try.
+    /// The storage ended the body early, on every try.
     ObjectTruncated = 21,
-    /// Valkey answered with something that this version does not understand.
+    /// This version does not understand Valkey's answer.
     QueueBroken = 22,
     /// The folder of results is empty or missing.
     NothingToPublish = 23,
@@ -37,30 +37,30 @@ pub enum Exit {
     StorageRefused = 24,
     /// A filter's command cannot be executed in its container.
     FilterUnusable = 25,
-    /// The container of a filter is gone, or says what this version does not understand.
+    /// The container of a filter is gone, or sends messages that this version does not understand.
     FilterLost = 26,
     /// SIGTERM or SIGINT.
     Terminated = 143,
 }
 
 impl Exit {
-    /// The number.
+    /// The number of the exit code.
     pub fn code(self) -> i32 {
         i32::from(self as u8)
     }
 
-    /// What a number means; `None` for one that the claimer never ends with by itself.
+    /// The exit code with this number; `None` for a number with which the claimer never exits.
     pub fn from_code(code: i32) -> Option<Self> {
         Self::VARIANTS.iter().copied().find(|exit| exit.code() == code)
     }
 
-    /// Whether the storage as a whole may be the cause: it does not answer, fails, or refuses us. What it says about one
-    /// object (gone, changed, cut off, refused as a request) is not.
+    /// Whether the storage as a whole may be the cause: it does not answer, fails, or refuses us. Errors
+    /// about a single object (gone, changed, cut off, refused as a request) do not count.
     pub fn is_of_storage(self) -> bool {
         matches!(self, Self::NoAccess | Self::StorageUnreachable)
     }
 
-    /// Whether it can only happen with a claimed file. A workspace can be full or broken before.
+    /// Whether this can happen only with a claimed file. A workspace, for example, can be full or broken earlier.
     pub fn is_after_claim(self) -> bool {
         match self {
             Self::NoAccess

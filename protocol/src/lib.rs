@@ -1,7 +1,7 @@
-//! What the programs of OpenFilter Pipelines agree on: the id of a run, the claimer's exit codes and report, and the names of
-//! variables, Secret keys and containers in a worker pod. Each stands here once.
+//! The contract between the programs of OpenFilter Pipelines: the id of a run, the claimer's exit codes and report,
+//! and the names of variables, Secret keys and containers in a worker pod. Each is defined once, here.
 //!
-//! Small enough for every program: no Kubernetes, no Valkey, no storage, no policy engine.
+//! Small enough for every program: it depends on no Kubernetes, Valkey, storage or policy engine.
 
 pub mod container;
 pub mod env;

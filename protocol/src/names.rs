@@ -5,11 +5,11 @@ use sha2::{Digest, Sha256};
 /// Longest label value.
 pub const LABEL_VALUE_MAX: usize = 63;
 
-/// Hex digits of the hash that replaces what was cut off: 40 bits, so that a namespace needs about a million long names
-/// with one beginning before two collide.
+/// Hex digits of the hash that replaces the part that was cut off. With these 40 bits, a namespace needs
+/// about a million long names with the same beginning before two collide.
 const HASH_DIGITS: usize = 10;
 
-/// `text` if it fits into `max` bytes, otherwise its beginning and a hash of the whole. `text` is ASCII.
+/// Returns `text` if it fits into `max` bytes, otherwise its beginning and a hash of the whole. `text` is ASCII.
 pub fn shorten(text: &str, max: usize) -> String {
     if text.len() <= max {
         return text.to_owned();

@@ -1,17 +1,18 @@
-//! The termination message of claimer and publisher: one line that names the entry, so that the operator settles exactly
-//! what this pod processed, and says how it ended. Kubelet cuts messages, so the part of unknown length comes last.
+//! The termination message of claimer and publisher: one line that names the entry, so that the operator
+//! settles exactly what this pod processed, and states how it ended. The kubelet cuts messages, so the part
+//! of unknown length comes last.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Exit;
 
-/// Longest message: a pod's status keeps 4 KiB per container at most, and a run keeps only the start of it.
+/// The longest message: a pod's status keeps at most 4 KiB per container, and a run keeps only the start of it.
 const MESSAGE_BYTES_MAX: usize = 1_024;
-/// Kubelet keeps 12 KiB for all containers of a pod. With 32 filters, claimer and publisher these are 361 bytes for each:
-/// a message with fewer was not cut.
+/// The length that is never cut. The kubelet keeps 12 KiB for all containers of a pod; with 32 filters,
+/// claimer and publisher, that is 361 bytes each, so a shorter message was not cut.
 const MESSAGE_BYTES_KEPT: usize = 361;
-/// Stands for the entry while no file is claimed.
+/// The entry's placeholder while no file is claimed.
 const NO_ENTRY: &str = "-";
 const OK: &str = "ok";
 
@@ -19,25 +20,26 @@ const OK: &str = "ok";
 /// `<entry or -> <attempt> <ok | ExitName | ExitName+up | ExitName+down> <startMs>-<endMs> <text…>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Id of the entry in the work stream; none before a file is claimed, and none from the publisher.
+    /// Id of the entry in the work stream; absent before a file is claimed, and always absent from the publisher.
     pub entry: Option<String>,
     /// Which attempt of the file this is, counted from 1; 0 if unknown.
     pub attempt: u64,
     /// How it ended.
     pub outcome: Result<(), Exit>,
-    /// After a failure of the storage, whether an object that was read before could be read now; none if there is no such
-    /// object.
+    /// After a storage failure, whether a previously read object is still readable; absent if there is no
+    /// such object.
     pub canary: Option<bool>,
     /// When the file was claimed, or when the program started if none was; in milliseconds since 1970.
     pub started_ms: u64,
     /// When it ended, in milliseconds since 1970.
     pub ended_ms: u64,
-    /// On success the key of the object that was fetched or published last, otherwise what failed and why.
+    /// On success, the key of the object that was fetched or published last; otherwise what failed and why.
     pub text: String,
 }
 
 impl Report {
-    /// Reads a message, also one that was cut; `None` for any other text. Pass it untrimmed: keys may end in spaces.
+    /// Parses a message, even one that was cut; `None` for any other text. Pass it untrimmed, because keys
+    /// may end in spaces.
     pub fn parse(message: &str) -> Option<Self> {
         let mut words = message.splitn(5, ' ');
         let entry = match words.next()? {
@@ -52,14 +54,14 @@ impl Report {
         Some(Self { entry, attempt, outcome, canary, started_ms, ended_ms, text })
     }
 
-    /// The key of an object that was fetched or published, if it surely is the exact one: neither cut nor escaped.
+    /// The key of an object that was fetched or published, if it is certainly exact: neither cut nor escaped.
     pub fn key(&self) -> Option<&str> {
         let whole = self.to_string().len() < MESSAGE_BYTES_KEPT;
         let plain = !self.text.is_empty() && !self.text.contains('\\');
         (self.outcome.is_ok() && whole && plain).then_some(self.text.as_str())
     }
 
-    /// What people read of a failure: `<ExitName>: <text>`.
+    /// The failure in readable form: `<ExitName>: <text>`.
     pub fn reason(&self) -> Option<String> {
         self.outcome.err().map(|exit| one_line(&format!("{}: {}", exit.as_ref(), self.text)))
     }
@@ -81,7 +83,7 @@ fn entry_id(word: &str) -> Option<String> {
     number(time).and(number(sequence)).map(|_| word.to_owned())
 }
 
-/// Digits only: `parse` alone would take a sign.
+/// Only digits are valid: `parse` alone would accept a sign.
 pub(crate) fn number(word: &str) -> Option<u64> {
     word.bytes().all(|byte| byte.is_ascii_digit()).then(|| word.parse().ok())?
 }
@@ -103,7 +105,7 @@ pub(crate) fn with_canary(exit: Exit, canary: Option<bool>) -> String {
     format!("{}{canary}", exit.as_ref())
 }
 
-/// Reads what [`with_canary`] wrote.
+/// Parses the output of [`with_canary`].
 pub(crate) fn canary_and_exit(word: &str) -> Option<(Exit, Option<bool>)> {
     let (name, canary) = match word.split_once('+') {
         None => (word, None),
@@ -114,7 +116,7 @@ pub(crate) fn canary_and_exit(word: &str) -> Option<(Exit, Option<bool>)> {
     Some((Exit::from_str(name).ok()?, canary))
 }
 
-/// Without control characters, which keys may contain, and not too long.
+/// Escapes control characters, which keys may contain, and cuts long text.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line: String = text
         .chars()
@@ -146,7 +148,7 @@ mod tests {
         }
     }
 
-    /// One of each kind, with texts that could be mistaken for other parts.
+    /// A report of each kind, with texts that could be mistaken for other parts.
     fn all() -> Vec<Report> {
         let mut all: Vec<Report> =
             ["a.mp4", " a  b ", "- 0 ok 1-2 x", "ü/日本.mp4", "", "a+b"].map(fetched).to_vec();
@@ -235,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Every message with one part replaced, removed or repeated by every other part.
+    /// Tries every message with one part replaced, removed or repeated by every other part.
     #[test]
     fn no_text_makes_it_panic_and_what_it_accepts_it_writes_the_same() {
         let parts =

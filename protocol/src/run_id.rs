@@ -5,21 +5,21 @@ use std::str::FromStr;
 
 use crate::names::{LABEL_VALUE_MAX, shorten};
 
-/// Longest runId: a key name stays readable, and `<namespace>.<name>` mostly fits uncut.
+/// The longest runId: key names stay readable, and `<namespace>.<name>` usually fits without being cut.
 pub const RUN_ID_MAX: usize = 128;
 
 /// The id of a run: 1 to 128 of `[A-Za-z0-9._-]`, starting and ending with a letter or digit.
 ///
-/// Written in braces (`{id}`) it is the hash tag of its keys, which puts them all in one slot of a Valkey Cluster. The
-/// braces belong to the keys, not to the id: in labels and in the status `abc` and `{abc}` are one id, so of two runs with
-/// these keys only one is admitted. In Valkey their keys are apart.
+/// Written in braces (`{id}`), it is the hash tag of its keys, which puts them all in one slot of a Valkey
+/// Cluster. The braces belong to the keys, not to the id: in labels and in the status, `abc` and `{abc}` are
+/// the same id, so of two runs with these keys only one is admitted. In Valkey, their keys are distinct.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunId {
     id: String,
     hash_tag: bool,
 }
 
-/// Why a text is not a runId, or two queue keys do not give one.
+/// Why a text is not a runId, or two queue keys do not contain one.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RunIdError {
     /// The id itself is malformed.
@@ -33,13 +33,13 @@ pub enum RunIdError {
     /// The group is not `cg:<runId>`.
     #[error("{0:?} is not cg:<runId>")]
     Group(String),
-    /// One of the two is missing: this is the other one.
+    /// One of the two is missing; this is the other one.
     #[error("{0:?} stands alone, and queue needs both stream and group")]
     Alone(String),
     /// Both are missing.
     #[error("queue has neither stream nor group")]
     Neither,
-    /// Stream and group hold different ids.
+    /// Stream and group contain different ids.
     #[error("stream {stream:?} and group {group:?} hold different runIds")]
     Different {
         /// The stream as written.
@@ -50,13 +50,13 @@ pub enum RunIdError {
 }
 
 impl RunId {
-    /// The id of a run that names no queue keys: `<namespace>.<name>`, shortened with a hash when it is too long.
-    /// Unambiguous, because a namespace has no dots.
+    /// The id of a run that names no queue keys: `<namespace>.<name>`, shortened with a hash if it is too
+    /// long. It is unambiguous, because a namespace has no dots.
     pub fn derive(namespace: &str, name: &str) -> Result<Self, RunIdError> {
         shorten(&format!("{namespace}.{name}"), RUN_ID_MAX).parse()
     }
 
-    /// The id that the stream and the group of a run's `spec.queue` hold.
+    /// The id in the stream and the group of a run's `spec.queue`.
     pub fn from_keys(stream: Option<&str>, group: Option<&str>) -> Result<Self, RunIdError> {
         let (stream, group) = match (stream, group) {
             (Some(stream), Some(group)) => (stream, group),
@@ -81,7 +81,7 @@ impl RunId {
         &self.id
     }
 
-    /// The id as a label value: shortened with a hash when it is over 63 characters.
+    /// The id as a label value: shortened with a hash if it exceeds 63 characters.
     pub fn label_value(&self) -> String {
         shorten(&self.id, LABEL_VALUE_MAX)
     }

@@ -1,4 +1,5 @@
-//! Keys of Secrets: of those that users write for a bucket, and of the one with the Valkey user of a run's workers.
+//! Keys of two kinds of Secrets: those that users write for a bucket, and the one with the Valkey user of a
+//! run's workers.
 
 /// Name of the Valkey user.
 pub const USERNAME: &str = "username";

@@ -1,5 +1,5 @@
-//! What a worker that processes many files says about one of them: one line in the queue's hash of states. Only the operator
-//! decides what becomes of the file. The part of unknown length comes last.
+//! Reports of a worker that processes many files on one of them: a line in the queue's hash of states. Only
+//! the operator decides what happens to the file. The part of unknown length comes last.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,29 +8,29 @@ use std::time::Duration;
 use crate::Exit;
 use crate::report::{canary_and_exit, number, one_line, with_canary};
 
-/// How far a file is that was started and whose results are being published.
+/// Marks a started file whose results are being published.
 const PUBLISHING: &str = "publishing";
 
-/// What is known of a file, and from which pod.
+/// The state of a file, and the pod that reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileState {
     /// The pod that holds the file.
     pub pod: String,
-    /// How far it is.
+    /// The state of the file.
     pub state: State,
 }
 
-/// How far a file is.
+/// The state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// Its filters work on it.
     Started,
-    /// All filters succeeded, and the results are being published. Apart from [`Self::Started`], because filters work on the next
-    /// file meanwhile: what ends these says nothing about this one.
+    /// All filters succeeded, and the results are being published. This is separate from [`Self::Started`],
+    /// because the filters already work on the next file: if they fail, this file is not affected.
     Publishing,
     /// All filters succeeded, and the results are published.
     Succeeded,
-    /// It was not tried, and will not be by this pod.
+    /// It was not tried, and this pod will not try it.
     Released,
     /// A filter failed.
     FilterFailed(FilterFailure),
@@ -39,7 +39,7 @@ pub enum State {
 }
 
 impl State {
-    /// Whether the pod says nothing more about the file after it.
+    /// Whether this is the pod's last report on the file.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Started | Self::Publishing => false,
@@ -55,20 +55,20 @@ pub struct FilterFailure {
     pub filter: String,
     /// How it ended.
     pub ending: FilterEnding,
-    /// The kernel killed a process of its container for lack of memory meanwhile.
+    /// Whether the kernel killed a process of its container for lack of memory meanwhile.
     pub oom_killed: bool,
-    /// Its container had been told to end.
+    /// Whether its container had been told to end.
     pub after_term: bool,
-    /// What it said last.
+    /// Its last output.
     pub text: String,
 }
 
-/// How a filter ended that failed.
+/// How a failed filter ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterEnding {
-    /// With this exit code.
+    /// It exited with this code.
     Exited(i32),
-    /// By this signal.
+    /// This signal ended it.
     Signaled(i32),
     /// It took too long.
     TimedOut,
@@ -77,41 +77,41 @@ pub enum FilterEnding {
         /// Whether another attempt may succeed.
         retry: bool,
     },
-    /// Its answer is none.
+    /// Its answer was invalid.
     BadAnswer,
 }
 
 /// How a transfer failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransferFailure {
-    /// Which one.
+    /// The transfer that failed.
     pub transfer: Transfer,
-    /// Why.
+    /// The reason.
     pub exit: Exit,
-    /// Whether another object could be reached at the same moment; none if that is not known.
+    /// Whether another object could be reached at the same moment; absent if unknown.
     pub canary: Option<bool>,
-    /// How long it was tried.
+    /// How long the transfer was tried.
     pub took: Duration,
-    /// What failed, in words.
+    /// A description of the failure.
     pub text: String,
 }
 
-/// What is done with storage.
+/// A transfer from or to storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// The file is fetched.
+    /// Fetching the file.
     Fetch,
-    /// Its results are published.
+    /// Publishing its results.
     Publish,
 }
 
 impl FileState {
-    /// Reads a line; `None` for any other text, which a worker can write too.
+    /// Parses a line; `None` for any other text, because a worker can write anything.
     pub fn parse(line: &str) -> Option<Self> {
         let (pod, said) = line.split_once(' ')?;
         let (word, rest) = said.split_once(' ').unwrap_or((said, ""));
         let state = match word {
-            // An older operator treats it as any file that was started.
+            // An older operator treats it like any other started file.
             "started" if rest == PUBLISHING => State::Publishing,
             "started" => State::Started,
             "succeeded" => State::Succeeded,
@@ -184,7 +184,7 @@ impl fmt::Display for FilterEnding {
     }
 }
 
-/// It is none of the endings.
+/// The text is not the ending of a filter.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not how a filter ends")]
 pub struct NoEnding;

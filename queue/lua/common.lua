@@ -1,14 +1,14 @@
--- What every script begins with. All keys of a run share one hash slot when its id is written in braces.
+-- The beginning of every script. If the run's id is written in braces, all its keys share one hash slot.
 local WORK, RETRY, DLQ, META, RESULTS, LEDGER, STATES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local GROUP, EPOCH = ARGV[1], ARGV[2]
 
--- The server's clock is the only one that durations of the queue are measured with.
+-- All durations of the queue are measured with the server's clock alone.
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- How long ago the run began, in ms; -1 if that is not known.
+-- How long ago the run began, in ms; -1 if unknown.
 local function age()
   local begun = redis.call('HGET', META, 'begun')
   return begun and math.max(0, now_ms() - begun) or -1
@@ -20,8 +20,8 @@ local function pairs_of(flat)
   return fields
 end
 
--- What the server knows of the group; nothing if it is gone. Not from XPENDING, which sends consumers' names: those that
--- claimers of older versions chose can have any length.
+-- The server's information about the group; nil if the group is gone. It does not come from XPENDING, which
+-- returns consumer names: claimers of older versions could choose names of any length.
 local function group_info()
   local groups = redis.pcall('XINFO', 'GROUPS', WORK)
   if groups.err then return nil end
@@ -31,13 +31,13 @@ local function group_info()
   end
 end
 
--- Where a worker finds its files.
+-- The stream in which a worker finds its files.
 local INBOX = WORK:sub(1, -#'work' - 1) .. 'inbox:'
 local function inbox_of(pod)
   return INBOX .. pod
 end
 
--- With the stream goes what was handed out of it, and what workers said about that.
+-- Deletes the inboxes and the workers' reports, which are useless without the stream.
 local function drop_inboxes()
   redis.call('UNLINK', STATES)
   local consumers = redis.pcall('XINFO', 'CONSUMERS', WORK, GROUP)
@@ -49,8 +49,8 @@ local function closed()
   return redis.call('HGET', META, 'state') == 'closed'
 end
 
--- The queue that this client opened is gone, in whole or in part, or is another one under the same name: its data was
--- lost in between.
+-- Whether data was lost: the queue that this client opened is gone, in whole or in part, or was replaced by
+-- another one of the same name.
 local function lost()
   return redis.call('HGET', META, 'epoch') ~= EPOCH or not (closed() or group_info())
 end
@@ -72,13 +72,13 @@ local function fields_of(entry)
   return message
 end
 
--- Moves an entry that has no holder to the end of the stream, as it was.
+-- Moves an entry without a holder to the end of the stream, unchanged.
 local function requeue(run, id, message)
   redis.call('XDEL', WORK, id)
   add_work(run, message.file, message.attempts, message.disruptions, message.size, message.etag)
 end
 
--- The ledger forgets a run this long after it was last seen; 0: never.
+-- Makes the ledger forget the run this long after it was last seen; 0 means never.
 local function keep_ledger(milliseconds)
   if milliseconds == '0' then
     redis.call('PERSIST', LEDGER)
@@ -87,14 +87,14 @@ local function keep_ledger(milliseconds)
   end
 end
 
--- Whether every dead letter was written, and the stream that holds them is there: people may remove single ones.
+-- Whether every dead letter was written and their stream still exists. Users may delete individual dead letters.
 local function has_dead_letters(failed)
   local stream = redis.pcall('XINFO', 'STREAM', DLQ)
   return failed == 0 or not stream.err and pairs_of(stream)['entries-added'] == failed
 end
 
--- Files that wait (of these: for their back-off) and files that are claimed; or nothing, if with the files that are
--- settled they are not all files that were listed, which is how a part that was lost is noticed.
+-- The number of waiting files, of claimed files, and of waiting files in back-off. Returns nothing if these
+-- and the settled files do not add up to all listed files, which shows that data was lost.
 local function backlog()
   local counts = redis.call('HMGET', META, 'total', 'succeeded', 'failed')
   local total, succeeded, failed = tonumber(counts[1]), tonumber(counts[2]), tonumber(counts[3])

@@ -1,11 +1,12 @@
--- enqueue: add one page of the listing, count what it skipped, and move the cursor, unless enough waits already.
--- Survives: a crash or lost reply between adding files and remembering how far the listing got. Both happen or neither;
--- a page that is sent twice is added once, because the cursor has moved. A bucket that is larger than the memory: the
--- listing pauses, which is remembered, so that the files that are listed are processed meanwhile.
+-- enqueue: add one page of the listing, count its skipped files, and move the cursor, unless enough files
+-- already wait.
+-- Survives: a crash or lost reply between adding files and moving the cursor: both happen or neither, and a page that
+-- is sent twice is added once, because the cursor has moved. Also, a bucket that exceeds the memory: the listing
+-- pauses and the pause is recorded, so that the files listed so far are processed meanwhile.
 -- ARGV: group, epoch, run, expected cursor, next cursor, listing is complete (0 or 1), high water, files of a full page,
 --       files that the page skipped, then file, size, etag of each file
 local HIGH_WATER, PAGE = tonumber(ARGV[7]), tonumber(ARGV[8])
--- The last fifth of the memory is for outcomes: dead letters, results, the ledger.
+-- The last fifth of the memory is reserved for outcomes: dead letters, results, the ledger.
 local MEMORY_FOR_FILES = 0.8
 
 if lost() then return { 'LOST' } end
@@ -14,7 +15,8 @@ if meta[1] ~= 'open' or meta[3] == '1' or meta[2] ~= ARGV[4] then
   return { 'SUPERSEDED', meta[2], meta[1] == 'open' and meta[3] or '1' }
 end
 
--- What the server counts against its limit, as a part of it. This script may write to a full server, so it asks.
+-- The fraction of its memory limit that the server uses. The script must check, because it may write even to
+-- a full server.
 local function memory_used()
   local info = redis.call('INFO', 'memory')
   local function number(name)
@@ -25,7 +27,8 @@ local function memory_used()
   return (number('used_memory') - number('mem_not_counted_for_evict')) / limit
 end
 
--- Once paused, it stays so until half of the mark is processed: neither listing nor pods stop and go with every page.
+-- A paused listing stays paused until the number of files drops to half of the mark, so that neither listing
+-- nor pods stop and start with every page.
 local function is_over(mark)
   return redis.call('XLEN', WORK) + redis.call('ZCARD', RETRY) >= (meta[4] and mark / 2 or mark)
 end
@@ -37,7 +40,7 @@ local function reason_to_pause()
 end
 
 local files = (#ARGV - 9) / 3
--- A page without files takes no room.
+-- A page without files needs no memory.
 local pause = files > 0 and reason_to_pause()
 if pause then
   if meta[4] ~= pause then redis.call('HSET', META, 'paused', pause, 'started', '1') end

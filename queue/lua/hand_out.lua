@@ -1,20 +1,20 @@
--- hand_out: give each of these pods files until it holds as many as it may. They go into the pod's inbox, which is all that a
--- worker can read: it can neither take files by itself, nor choose a name under which it does.
--- Survives: a crash or lost reply (a pod that holds files keeps them, and finds them in its inbox again), two operators that
--- serve the same pod at once, and an inbox that was lost, or that an earlier queue left behind.
+-- hand_out: give each of these pods files until it holds as many as it may. The files go into the pod's inbox. A
+-- worker can read nothing else: it can neither take files itself nor choose the name under which it holds them.
+-- Survives: a crash or lost reply (a pod that holds files keeps them, and finds them in its inbox again), two
+-- operators that serve the same pod at once, and an inbox that was lost or left behind by an earlier queue.
 -- ARGV: group, epoch, most files that a pod holds, then pods
 if lost() then return { 'LOST' } end
 if closed() then return { 'CLOSED' } end
--- An abort starts nothing more.
+-- Nothing is handed out during an abort.
 if redis.call('HGET', META, 'state') ~= 'open' then return { 'OK', {} } end
 
--- What a lost queue leaves behind goes by itself. No claimer starts again after so long.
+-- Inboxes of a lost queue expire. No claimer restarts after this long.
 local INBOX_LIFETIME = 7 * 24 * 3600 * 1000
 -- More than any pod holds.
 local HELD_MAX = 100
 local MOST = tonumber(ARGV[3])
 
--- Asking for a file makes a consumer of the pod, so it is only asked for if there is one.
+-- Whether files wait. Requesting a file makes the pod a consumer, so the request is sent only if there is a file.
 local function has_files()
   local last = group_info()['last-delivered-id']
   return redis.call('XRANGE', WORK, '(' .. last, '+', 'COUNT', 1)[1] ~= nil
@@ -31,7 +31,7 @@ local function put_into(inbox, entry)
   redis.call('XADD', inbox, entry[1], unpack(entry[2]))
 end
 
--- Makes the inbox what the pod holds.
+-- Makes the inbox match the entries that the pod holds.
 local function restore(inbox, held)
   local there = redis.call('XRANGE', inbox, '-', '+')
   local is_whole = #held > 0 and #held == #there
@@ -40,7 +40,7 @@ local function restore(inbox, held)
   redis.call('UNLINK', inbox)
   for _, row in ipairs(held) do
     local entry = redis.call('XRANGE', WORK, row[1], row[1])[1]
-    -- Without one it was deleted by hand.
+    -- If it is missing, it was deleted by hand.
     if entry then put_into(inbox, entry) end
   end
 end

@@ -1,5 +1,6 @@
 -- promote: move files whose back-off is over to the stream.
--- Survives: a crash between the two, and two operators that promote at once: what one has moved the other does not see.
+-- Survives: a crash in between, and two operators that promote at once: neither sees files that the other has
+-- already moved.
 -- ARGV: group, epoch, run, most to move
 if lost() then return { 'LOST' } end
 if closed() then return { 'OK', 0, -1 } end

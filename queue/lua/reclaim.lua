@@ -1,6 +1,7 @@
--- reclaim: settle, as disruptions that count, entries whose consumer is dead.
--- Survives: a consumer that was only slow. The caller saw it dead some time ago; the entry must still be pending, still
--- be held by this consumer, and have been idle for as long as the caller demands, by the server's own clock.
+-- reclaim: settle entries of dead consumers, as disruptions that count.
+-- Survives: a consumer that was only slow. The caller's judgment may be outdated, so the entry must still be
+-- pending, this consumer must still hold it, and it must have been idle for as long as the caller demands, by
+-- the server's clock.
 -- ARGV: group, epoch, run, maximum attempts, maximum disruptions, back-off initial and maximum in ms, length of the
 --       results stream, then id, consumer, least idle time in ms, reason, jitter of each entry
 if lost() then return { 'LOST' } end

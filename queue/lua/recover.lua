@@ -1,7 +1,8 @@
--- recover: queue again what was handed out and has no holder.
--- Survives: a reader with NOACK, by hand or in a claimer of an older version. Such an entry counts as waiting and would
--- never be handed out again. Settled entries are deleted, so every entry up to the last delivered one that is not pending
--- is such an entry. Such a worker that reads on meanwhile: the first page fixes where the last one ends.
+-- recover: queue entries again that were handed out and have no holder.
+-- Survives: a reader with NOACK, run by hand or by a claimer of an older version. Its entries count as
+-- waiting, but would never be handed out again. Settled entries are deleted, so every entry up to the last
+-- delivered one that is not pending is such an entry. Also, such a reader that continues meanwhile: the first
+-- page fixes where the last one ends.
 -- ARGV: group, epoch, run, where to begin ('-' or '(id'), where to end ('' on the first page), most entries to check
 if lost() then return { 'LOST' } end
 if closed() then return { 'CLOSED' } end

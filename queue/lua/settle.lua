@@ -1,7 +1,7 @@
 -- settle: decide the fate of entries whose attempt has ended.
--- Survives: a crash between acknowledging a file and queueing it again (the file would be lost) or the other way round
--- (it would be there twice); a result that is reported twice, late, or for an entry that another consumer holds by now:
--- only a consumer that still holds the entry is believed, and only once.
+-- Survives: a crash between acknowledging a file and queueing it again (which would lose or duplicate the
+-- file, depending on the order), and a result that is reported twice, late, or for an entry that another
+-- consumer now holds: a report counts only if its consumer still holds the entry, and only once.
 -- ARGV: group, epoch, run, maximum attempts, maximum disruptions, back-off initial and maximum in ms, length of the
 --       results stream, then id, consumer, verdict (succeeded, failed, rejected, disrupted, interrupted, released) of
 --       each entry, and after failed, rejected, disrupted and interrupted (a disruption that does not count) reason,

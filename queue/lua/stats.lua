@@ -1,4 +1,4 @@
--- stats: every count of the run at one instant.
+-- stats: return every count of the run at one instant.
 -- Survives: partial loss. A key that was evicted or deleted makes the sum wrong, and a wrong sum is never reported.
 -- ARGV: group, epoch
 if lost() then return { 'LOST' } end

@@ -1,13 +1,14 @@
--- take: settle what workers report as succeeded, and hand every other report of an end to the caller, who decides.
--- Survives: a report that is repeated, late, forged or no report at all: only the consumer that holds an entry is believed, and
--- what is said about any other entry is dropped. A worker that writes without end: before anything is read the hash is
--- measured, and dropped if it is larger than all reports of its pods can be; honest workers repeat theirs.
+-- take: settle files that workers report as succeeded, and return all other final reports to the caller, who decides.
+-- Survives: a report that is repeated, late, forged or invalid: only the consumer that holds an entry is
+-- believed, and reports about any other entry are dropped. Also, a worker that writes without limit: the hash
+-- is measured before it is read, and dropped if it is larger than the reports of all pods of the run can be;
+-- honest workers repeat theirs.
 -- ARGV: group, epoch, run, maximum attempts, maximum disruptions, back-off initial and maximum in ms, length of the
 --       results stream, cursor, most reports, most bytes
 if lost() then return { 'LOST' } end
 if closed() then return { 'CLOSED' } end
 
--- Reports of one call.
+-- The number of reports per call.
 local BATCH = 500
 local CURSOR, REPORTS_MAX, BYTES_MAX = ARGV[9], tonumber(ARGV[10]), tonumber(ARGV[11])
 
@@ -17,9 +18,9 @@ if redis.call('HLEN', STATES) > REPORTS_MAX
   return { 'FLOODED' }
 end
 
--- How long ago this consumer was given the entry, in ms, if it holds it.
+-- How long ago this consumer got the entry, in ms, if it holds it.
 local function held_for(consumer, id)
-  -- The id comes from a worker, and may be none at all.
+  -- The id comes from a worker and may be invalid.
   local row = redis.pcall('XPENDING', WORK, GROUP, id, id, 1, consumer)
   if not row.err and #row == 1 and row[1][1] == id then return row[1][3] end
 end

@@ -1,7 +1,7 @@
-//! One Valkey user per run, for its workers: it reads the inboxes of its run's pods. Where a pod processes one file it cannot
-//! write at all, so no worker can fill the server; where it processes many it writes what became of them into one hash, which
-//! the operator measures before it reads it. Users made at run time are forgotten when the server restarts, so the operator
-//! restores them.
+//! One Valkey user per run, for its workers: it reads the inboxes of the run's pods. If each pod processes a
+//! single file, the user cannot write at all, so that no worker can fill the server. If pods process many
+//! files, they write their reports into one hash, whose size the operator checks before it reads it. The
+//! server forgets users that were created at run time when it restarts, so the operator restores them.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,18 +12,18 @@ use sha2::{Digest, Sha256};
 use crate::connection::{Connection, Password};
 use crate::{Error, QueueKeys, RunQueue, random};
 
-/// What a worker may do: read what it was given, and ask whether the server is alive. Not `XREADGROUP`: it takes a name of the
-/// caller's choice, which the server keeps past its `maxmemory` and repeats in its log for every file.
+/// The rights of a worker: to read its inbox, and to ping the server. `XREADGROUP` is excluded: it takes a name of
+/// the caller's choice, which the server stores beyond its `maxmemory` and repeats in its log for every file.
 const CLAIM: &[&str] = &["-@all", "+xread", "+ping"];
-/// The same, and to say what became of files.
+/// The same rights, and the right to report on files.
 const SERVE: &[&str] = &["-@all", "+xread", "+hset", "+ping"];
 
-/// What the workers of a run do.
+/// The work that a run's workers do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// Each reads the one file that it was given.
+    /// Each worker reads the single file that it was given.
     Claim,
-    /// Each reads many files, and says what became of them.
+    /// Each worker reads many files, and reports on them.
     Serve,
 }
 
@@ -32,23 +32,23 @@ pub enum Rights {
 pub struct WorkerUser {
     /// Name of the user.
     pub name: String,
-    /// Its password, which goes into a Secret of the run.
+    /// Its password, which is stored in a Secret of the run.
     pub password: Password,
     keys: Vec<String>,
     commands: &'static [&'static str],
 }
 
-/// What `ensure` did.
+/// The result of `ensure`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ensured {
-    /// The user was there, exactly as it should be.
+    /// The user existed, exactly as intended.
     Present,
-    /// The user was missing or different, and is now as it should be.
+    /// The user was missing or different, and is now as intended.
     Restored,
 }
 
 impl WorkerUser {
-    /// A user with a new random password. It does not exist until `ensure` makes it.
+    /// A user with a new random password. It does not exist until `ensure` creates it.
     pub fn generate(run: &RunId, owner: &str, rights: Rights) -> Result<Self, Error> {
         let password = format!("{}{}", random::hex()?, random::hex()?);
         Ok(Self::with_password(run, owner, rights, password.into()))
@@ -68,20 +68,20 @@ impl WorkerUser {
         Self { name: Self::name_of(run, owner), password, keys, commands }
     }
 
-    /// The owner's UID is part of the name: an object that lays claim to the runId of another one, and is refused, does
-    /// not get hold of its workers' user by that.
+    /// The name contains the owner's UID, so that an object that claims another object's runId, and is
+    /// refused, cannot get hold of the workers' user.
     fn name_of(run: &RunId, owner: &str) -> String {
         format!("openfilter:{run}:{owner}")
     }
 
-    /// Makes the user if it is missing, and puts it right if it is not as it should be.
+    /// Creates the user if it is missing, and corrects it if it differs.
     pub async fn ensure(&self, connection: &Connection) -> Result<Ensured, Error> {
         if self.is_present(connection).await? {
             return Ok(Ensured::Present);
         }
         let mut command = redis::cmd("ACL");
-        // `reset` first: whatever the user could do before, it can do no longer. The password goes as a hash, so that
-        // it shows neither in MONITOR nor in the slow log.
+        // `reset` comes first, to remove all previous rights. The password is sent as a hash, so that it
+        // shows neither in MONITOR nor in the slow log.
         command
             .arg("SETUSER")
             .arg(&self.name)
@@ -122,7 +122,8 @@ impl WorkerUser {
             && field::<Vec<Value>>(&user, "selectors")?.is_empty())
     }
 
-    /// Removes the user of a run and ends its connections, and then what it wrote. It may be gone already.
+    /// Removes the user of a run, ends its connections, and then removes the reports that it wrote. The user
+    /// may already be gone.
     pub async fn remove(connection: &Connection, run: &RunId, owner: &str) -> Result<(), Error> {
         let mut command = redis::cmd("ACL");
         command.arg("DELUSER").arg(Self::name_of(run, owner));

@@ -1,4 +1,4 @@
-//! What the calls of [`RunQueue`] take and return.
+//! Arguments and results of the calls of [`RunQueue`].
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use crate::outcome::Fate;
 use crate::run_queue::RunQueue;
 use crate::stats::{FinalCounts, Listing, Pause};
 
-/// What `open` found.
+/// The result of `open`.
 pub enum Opened {
-    /// The queue is new, and empty. If the run had an epoch before, the queue of that epoch is lost.
+    /// The queue is new and empty. If the run had an earlier epoch, the queue of that epoch is lost.
     Created(RunQueue),
-    /// The queue was there.
+    /// The queue already existed.
     Resumed(RunQueue),
-    /// The run has been executed before: this is its result. It is not executed again.
+    /// The run was executed before, with this result. It is not executed again.
     Finished(Finished),
     /// Another object holds this runId. If it is this run under an older UID, [`RunQueue::take_over`] gets the queue.
     Taken {
@@ -42,13 +42,13 @@ pub struct Owner {
 /// The result of a run that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// What the caller of `close` wrote down.
+    /// The outcome that the caller of `close` recorded.
     pub outcome: String,
     /// The counts at the end.
     pub counts: FinalCounts,
     /// Whether the whole bucket was listed. If not, the files after the cursor were not counted.
     pub listed: bool,
-    /// How far the bucket was listed.
+    /// The cursor that the listing reached.
     pub cursor: String,
 }
 
@@ -59,13 +59,13 @@ pub struct Page {
     pub after: String,
     /// Where the next page begins; `None` at the end of the bucket.
     pub next: Option<String>,
-    /// The files of the page, at most 1,000. May be empty: a page whose files are all excluded moves the cursor too.
+    /// The files of the page, at most 1,000. May be empty: even a page whose files are all excluded moves the cursor.
     pub files: Vec<File>,
-    /// Files of the page that are left out, because no run can process them.
+    /// Files of the page that are omitted, because no run can process them.
     pub skipped: u64,
 }
 
-/// What `enqueue` did.
+/// The result of `enqueue`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Enqueued {
     /// The page was added.
@@ -73,29 +73,30 @@ pub enum Enqueued {
         /// Files listed so far.
         total: u64,
     },
-    /// Nothing was added: the listing is elsewhere (this page was added before, or by another operator). Go on there.
+    /// Nothing was added, because the listing has moved elsewhere (this page was added before, or by another
+    /// operator). Continue there.
     Superseded(Listing),
-    /// Nothing was added: enough files wait already. Send the page again later.
+    /// Nothing was added, because enough files already wait. Send the page again later.
     Paused(Pause),
 }
 
-/// What `promote` did.
+/// The result of `promote`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Promoted {
     /// Files that were moved to the stream.
     pub moved: u64,
-    /// When the next one is due.
+    /// The time until the next file is due.
     pub next: Option<Duration>,
 }
 
-/// What `reclaim` did.
+/// The result of `reclaim`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// What became of the entries whose consumer is dead.
+    /// The fates of the entries whose consumers are dead.
     pub fates: Vec<Fate>,
-    /// Files that had been handed out and had no holder; they are queued again.
+    /// Files that had been handed out but had no holder; they are queued again.
     pub held_by_nobody: u64,
-    /// Consumers that cannot be pods and were removed; what they held is queued again.
+    /// Consumers that cannot be pods and were removed; their entries are queued again.
     pub removed_consumers: u64,
 }
 
@@ -110,41 +111,41 @@ pub struct Pending {
     pub idle: Duration,
 }
 
-/// How a run ends.
+/// The way in which a run ends.
 #[derive(Clone, Copy, Debug)]
 pub enum Ending<'a> {
     /// Every file is settled.
     Finish,
-    /// What is not settled is dead-lettered with this reason.
+    /// Unsettled files are dead-lettered with this reason.
     Abort {
-        /// Why, for the dead letters.
+        /// The reason for the dead letters.
         reason: &'a str,
     },
 }
 
-/// How long what remains of a finished run is kept.
+/// How long the data of a finished run is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
-    /// Dead letters, results and counters.
+    /// The retention of dead letters, results and counters.
     pub details: Duration,
-    /// The entry in the ledger, which keeps the run from being executed again, since the run was last
-    /// seen; unlimited when absent.
+    /// The retention of the ledger entry, which keeps the run from being executed again. It counts from when
+    /// the run was last seen; unlimited when absent.
     pub ledger: Option<Duration>,
 }
 
-/// What `close` did.
+/// The result of `close`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// The run is closed, with this result: the outcome is that of the first call that ended it.
+    /// The run is closed, with this result. The outcome is that of the first call that ended the run.
     Closed(Finished),
     /// An abort moved as many files as one call may; call again.
     More {
-        /// Files that are left.
+        /// The number of files that are left.
         remaining: u64,
     },
-    /// Not every file is listed and settled, so that the run cannot be finished.
+    /// The run cannot be finished, because not every file is listed and settled.
     Unfinished {
-        /// Files that are left.
+        /// The number of files that are left.
         remaining: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! Which files are claimed, by which pods.
+//! The claimed files, and the pods that hold them.
 
 use std::time::Duration;
 
@@ -11,17 +11,18 @@ use crate::script::Script;
 use crate::stats::{State, Stats};
 use crate::worker::STOP;
 
-/// How long a message to end stays: the pod reads it at once, if it lives.
+/// How long a message to end is kept: a live pod reads it at once.
 const STOP_LIFETIME: Duration = Duration::from_secs(60);
 
 impl RunQueue {
-    /// Gives each of these pods a file, unless it holds one already, and as long as there are files. Returns the pods that
-    /// have one now; each finds it in its inbox.
+    /// Gives a file to each of these pods that holds none, as long as there are files. Returns the pods that
+    /// now have one; each finds it in its inbox.
     pub async fn hand_out(&self, pods: &[String]) -> Result<Vec<String>, Error> {
         self.fill(pods, 1).await
     }
 
-    /// Gives each of these pods files until it holds `most`, as long as there are files. Returns the pods that have any now.
+    /// Gives each of these pods files until it holds `most`, as long as there are files. Returns the pods
+    /// that now have any.
     pub async fn fill(&self, pods: &[String], most: usize) -> Result<Vec<String>, Error> {
         let mut served = Vec::new();
         for batch in pods.chunks(self.batch) {
@@ -36,8 +37,8 @@ impl RunQueue {
         Ok(served)
     }
 
-    /// Tells pods to finish the file that they work on, and to end. They are given no other file: repeat it until they have
-    /// ended, because a message is lost with the inbox.
+    /// Tells pods to finish their current file and end. They get no further files. Repeat the call until they
+    /// have ended, because the message is lost if the inbox is.
     pub async fn stop(&self, pods: &[String]) -> Result<(), Error> {
         for batch in pods.chunks(self.batch) {
             let mut pipeline = redis::pipe();
@@ -53,7 +54,7 @@ impl RunQueue {
                     .arg(STOP)
                     .arg(1)
                     .ignore();
-                // One that holds files has a longer time already.
+                // The inbox of a pod that holds files already lives longer.
                 pipeline
                     .cmd("PEXPIRE")
                     .arg(&inbox)
@@ -66,9 +67,10 @@ impl RunQueue {
         Ok(())
     }
 
-    /// Visits every entry that has been pending for at least `min_idle`, in the order of their ids. Consumers that cannot be
-    /// pods are removed on the way, because claimers of older versions may call themselves anything, and what they hold is queued again; returns
-    /// how many these were. Entries that are claimed while it goes on are not visited, so that it ends.
+    /// Visits every entry that has been pending for at least `min_idle`, in the order of their ids. Consumers
+    /// that cannot be pods are removed along the way (claimers of older versions can use any name), and their
+    /// entries are queued again; returns the number of such consumers. Entries that are claimed meanwhile are
+    /// not visited, so that the visit ends.
     pub async fn for_each_pending(
         &self,
         min_idle: Duration,
@@ -94,10 +96,10 @@ impl RunQueue {
         }
     }
 
-    /// The entries that these consumers hold, in the order of their ids. One round trip for all of them.
+    /// The entries that these consumers hold, in the order of their ids, in one round trip.
     ///
-    /// A worker processes the first of its entries. Claimers of older versions, which asked for files themselves, can hold
-    /// another one: settle that one as [`crate::Verdict::Released`].
+    /// A worker processes the first of its entries. Claimers of older versions, which requested files
+    /// themselves, can hold another one: settle it as [`crate::Verdict::Released`].
     pub async fn claims_of(&self, consumers: &[String]) -> Result<Vec<Pending>, Error> {
         const DOING: &str = "find the files of pods";
         let mut claims = Vec::new();
@@ -116,7 +118,7 @@ impl RunQueue {
         Ok(claims)
     }
 
-    /// A group that is not there must not look like an empty one: it is lost, unless the run is closed.
+    /// Explains a missing group, which must not look like an empty one: its data is lost, unless the run is closed.
     async fn explained(&self, doing: &'static str, error: Error) -> Error {
         if !matches!(&error, Error::Server { source, .. } if has_code(source, "NOGROUP")) {
             return error;

@@ -1,4 +1,5 @@
-//! Connections to Valkey: TLS, credentials, and a time limit on everything. A dead server is an error, never a hang.
+//! Connections to Valkey, with TLS, credentials, and time limits on everything. A dead server causes an
+//! error, never a hang.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +12,7 @@ use crate::Error;
 use crate::error::has_code;
 use crate::script::Script;
 
-/// Where Valkey is and how to get in.
+/// The address of Valkey, and the credentials.
 #[derive(Clone, Debug)]
 pub struct Server {
     /// `redis://host:port` or, with TLS, `rediss://host:port`.
@@ -49,8 +50,8 @@ impl fmt::Debug for Password {
     }
 }
 
-/// Attempts to connect before a call fails, after 0.1 s and 0.2 s with jitter. Few: the caller has its own back-off, and must
-/// learn that Valkey is down.
+/// Retries of a connection before a call fails, after 0.1 s and 0.2 s with jitter. The number is low, because
+/// the caller has its own back-off and must learn that Valkey is down.
 const RECONNECT_ATTEMPTS: usize = 2;
 
 impl Server {
@@ -65,12 +66,12 @@ impl Server {
         }
     }
 
-    /// The same server for another user.
+    /// The same server, for another user.
     pub fn with_user(&self, username: impl Into<String>, password: Password) -> Self {
         Self { username: Some(username.into()), password: Some(password), ..self.clone() }
     }
 
-    /// A connection for the operator: shared, multiplexed, and renewed whenever it breaks. It is made by the first call.
+    /// A connection for the operator: shared, multiplexed, and renewed whenever it breaks. The first call connects.
     pub fn connect(&self) -> Result<Connection, Error> {
         let client = self.client()?;
         let config = ConnectionManagerConfig::new()
@@ -81,7 +82,7 @@ impl Server {
         Ok(Connection { client, config, manager: Arc::new(Mutex::new(manager)) })
     }
 
-    /// A connection of its own, for a worker: its replies may take `longest` because they wait for a file.
+    /// A separate connection, for a worker: its replies may take up to `longest`, because they wait for a file.
     pub(crate) async fn connect_blocking(&self, longest: Duration) -> Result<MultiplexedConnection, Error> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
@@ -96,7 +97,7 @@ impl Server {
         };
         let info = self.url.as_str().into_connection_info().map_err(unusable)?;
         let mut login = info.redis_settings().clone();
-        // A URL is printed; what is in it is no secret.
+        // URLs are printed, so they must not contain secrets.
         if login.username().is_some() || login.password().is_some() {
             return Err(Error::Config {
                 detail: "the URL holds credentials: give user and password apart from it".into(),
@@ -112,7 +113,7 @@ impl Server {
         if !self.url.starts_with("rediss://") {
             return Client::open(info).map_err(unusable);
         }
-        // Without it the TLS library would panic in the middle of the first call.
+        // Without a provider, the TLS library would panic during the first call.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             return Err(Error::Config {
                 detail: "TLS needs a crypto provider: install one first in main".into(),
@@ -123,7 +124,7 @@ impl Server {
     }
 }
 
-/// A connection that outlives the server's restarts. Cloning shares it.
+/// A connection that survives restarts of the server. Clones share it.
 #[derive(Clone)]
 pub struct Connection {
     client: Client,
@@ -141,8 +142,8 @@ impl Connection {
         self.manager.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The manager reconnects when a connection breaks. It keeps one that was refused, that gets no answer any more, or
-    /// that leads to a server that only reads, although a new one would do: those are replaced here.
+    /// The manager reconnects when a connection breaks, but keeps connections that a new one should replace:
+    /// those that were refused, get no answers, or lead to a read-only server. They are replaced here.
     fn outcome<T>(&self, doing: &'static str, result: redis::RedisResult<T>) -> Result<T, Error> {
         let source = match result {
             Ok(value) => return Ok(value),

@@ -1,4 +1,4 @@
-//! The files that failed for good.
+//! Files that failed permanently.
 
 use redis::streams::StreamRangeReply;
 
@@ -19,7 +19,7 @@ impl RunQueue {
         self.range_of_dead_letters("XRANGE", &start, "+", count).await
     }
 
-    /// The dead letters that were written last, the newest first.
+    /// The most recent dead letters, newest first.
     pub async fn newest_dead_letters(&self, count: usize) -> Result<Vec<DeadLetter>, Error> {
         self.range_of_dead_letters("XREVRANGE", "+", "-", count).await
     }
@@ -36,7 +36,7 @@ impl RunQueue {
         pipeline.cmd(command).arg(&self.keys.dlq).arg(from).arg(to).arg("COUNT").arg(count);
         let (epoch, entries): (Option<String>, StreamRangeReply) =
             self.connection.pipeline(DOING, &pipeline).await?;
-        // No dead letters and no queue must not look alike.
+        // An empty list of dead letters must not look like a missing queue.
         if epoch.as_ref() != Some(&self.epoch) {
             return Err(Error::Lost { doing: DOING });
         }

@@ -1,48 +1,48 @@
-//! What can go wrong with the queue, and what it means for the caller.
+//! Errors of the queue, and their consequences for the caller.
 
 use redis::{ErrorKind, RedisError};
 use strum::AsRefStr;
 
-/// An error of the queue. The variant is fit for a metric label or an event reason; the data is not.
+/// An error of the queue. The variant is suitable as a metric label or an event reason; the data is not.
 #[derive(Debug, thiserror::Error, AsRefStr)]
 pub enum Error {
-    /// The server cannot be reached, does not answer in time, or is still starting. Nothing is known about the queue:
-    /// least of all that it is empty.
+    /// The server cannot be reached, does not answer in time, or is still starting. Nothing is known about
+    /// the queue, and certainly not that it is empty.
     #[error("cannot reach Valkey to {doing}")]
     Unavailable {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What the connection said.
+        /// The error of the connection.
         #[source]
         source: RedisError,
     },
-    /// The server refuses our user or password, or what this user may do. A restarted server has forgotten the users
-    /// that were made at run time: retry while the operator restores them.
+    /// The server refuses our user or password, or this user lacks the right. A restarted server has
+    /// forgotten the users that were created at run time: retry while the operator restores them.
     #[error("Valkey does not allow this user to {doing}")]
     Denied {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What the server said.
+        /// The server's error.
         #[source]
         source: RedisError,
     },
-    /// The server is at its `maxmemory` and refuses what would use more of it. Settling files and ending runs frees memory
-    /// and is not refused.
+    /// The server is at its `maxmemory` and refuses writes that need more. Settling files and ending runs
+    /// frees memory and is not refused.
     #[error("cannot {doing}: Valkey has no memory left")]
     Full {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What the server said.
+        /// The server's error.
         #[source]
         source: RedisError,
     },
-    /// The queue that was opened is gone, is another one, or its parts do not add up: data was lost.
+    /// The opened queue is gone, was replaced by another one, or is inconsistent: data was lost.
     #[error("cannot {doing}: Valkey has lost data of the queue")]
     Lost {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
     },
-    /// The run is closed, so that there is nothing to claim.
+    /// The run is closed, so there is nothing to claim.
     #[error("the stream {stream} is gone: the run is closed or was deleted")]
     Closed {
         /// The stream of the run.
@@ -51,35 +51,35 @@ pub enum Error {
     /// The server answered with an error of another kind.
     #[error("cannot {doing}")]
     Server {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What the server said.
+        /// The server's error.
         #[source]
         source: RedisError,
     },
-    /// The server answered with something that this version does not understand.
+    /// This version does not understand the server's answer.
     #[error("cannot {doing}: Valkey sent an unexpected reply: {detail}")]
     Reply {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What was not understood.
+        /// The part that was not understood.
         detail: String,
     },
-    /// The page of files is unfit, so that it was not sent.
+    /// The page of files is invalid and was not sent.
     #[error("cannot queue a page of files: {detail}")]
     Page {
-        /// What is wrong with it.
+        /// The mistake.
         detail: String,
     },
     /// The connection settings are unusable.
     #[error("the Valkey settings are unusable: {detail}")]
     Config {
-        /// What is wrong and how to fix it.
+        /// The mistake, and how to fix it.
         detail: String,
     },
 }
 
-/// Replies of a server that starts, fails over, or is out of disk or replicas for now.
+/// Replies of a server that is starting, failing over, or temporarily out of disk or replicas.
 const TRANSIENT: [&str; 8] =
     ["LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "BUSY"];
 
@@ -87,7 +87,7 @@ impl Error {
     pub(crate) fn from_redis(doing: &'static str, source: RedisError) -> Self {
         let denied = source.kind() == ErrorKind::AuthenticationFailed
             || ["WRONGPASS", "NOAUTH", "NOPERM"].iter().any(|code| has_code(&source, code))
-            // What a server with a password says to a long command before any password.
+            // The reply of a server with a password to a long command before authentication.
             || source.to_string().contains("unauthenticated");
         let transient = TRANSIENT.iter().any(|code| has_code(&source, code))
             || source.to_string().contains("max number of clients");
@@ -106,7 +106,7 @@ impl Error {
         Self::Reply { doing, detail: detail.into() }
     }
 
-    /// Whether trying again later can help without any change to the settings.
+    /// Whether retrying later can help without a change to the settings.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unavailable { .. } | Self::Denied { .. } | Self::Full { .. } => true,
@@ -120,7 +120,7 @@ impl Error {
     }
 }
 
-/// Whether the server answered with this error code, to a command or to one of a pipeline.
+/// Whether the server answered a command, or one in a pipeline, with this error code.
 pub(crate) fn has_code(error: &RedisError, code: &str) -> bool {
     error
         .clone()

@@ -7,18 +7,18 @@ use protocol::RunId;
 pub struct QueueKeys {
     /// Stream of files that wait or are being processed.
     pub work: String,
-    /// Sorted set of files that wait for their back-off, by the time they are due.
+    /// Sorted set of files in back-off, by the time they are due.
     pub retry: String,
-    /// Stream of files that failed for good.
+    /// Stream of files that failed permanently.
     pub dlq: String,
     /// Hash with owner, epoch, listing cursor and counters.
     pub meta: String,
-    /// Stream of outcomes, trimmed; only if results are kept.
+    /// Stream of outcomes, trimmed; exists only if results are kept.
     pub results: String,
-    /// Hash with the outcome of the finished run. One key per run instead of one hash for all: it is in the run's own
-    /// slot of a Valkey Cluster, so that `close` stays atomic, and it can expire by itself.
+    /// Hash with the outcome of the finished run. Each run has its own key, instead of a shared hash: it lies
+    /// in the run's own slot of a Valkey Cluster, so that `close` stays atomic, and it can expire separately.
     pub ledger: String,
-    /// Hash with what workers that process many files say about those they hold.
+    /// Hash with the reports of workers that process many files, about the files they hold.
     pub states: String,
     /// Consumer group of the work stream.
     pub group: String,
@@ -44,18 +44,18 @@ impl QueueKeys {
         inbox_beside(&self.work, pod)
     }
 
-    /// As the scripts expect them.
+    /// The keys in the order that the scripts expect.
     pub(crate) fn in_order(&self) -> [&str; 7] {
         [&self.work, &self.retry, &self.dlq, &self.meta, &self.results, &self.ledger, &self.states]
     }
 }
 
-/// The inbox of a pod, by the work stream of its run: what a worker knows.
+/// The inbox of a pod, derived from the work stream of its run, which is all that a worker knows.
 pub(crate) fn inbox_beside(work: &str, pod: &str) -> String {
     beside(work, &format!("inbox:{pod}"))
 }
 
-/// Another key of the run that has this work stream.
+/// Another key of the run with this work stream.
 pub(crate) fn beside(work: &str, kind: &str) -> String {
     format!("{}{kind}", work.strip_suffix("work").unwrap_or(work))
 }

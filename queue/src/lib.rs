@@ -1,9 +1,9 @@
-//! The queue of a run on Valkey Streams: one entry per file, and never a file too many or too few.
+//! The queue of a run on Valkey Streams: one entry per file; no file is lost or duplicated.
 //!
-//! The operator holds a [`RunQueue`] and makes every transition through it; each is one script, atomic in the server.
-//! A worker holds a [`Worker`] and can only claim; one that processes many files also holds a [`Reporter`], and says what
-//! became of them, which the operator may believe or not. The invariant, at every instant:
-//! `total = queued + running + succeeded + failed`. No Kubernetes in here.
+//! The operator holds a [`RunQueue`] and makes every transition through it; each is one script, atomic in the
+//! server. A worker holds a [`Worker`], which can only claim. A worker that processes many files also holds a
+//! [`Reporter`] for reports that the operator may believe or not. The invariant, at every instant: `total =
+//! queued + running + succeeded + failed`. This crate does not depend on Kubernetes.
 
 mod acl;
 mod calls;

@@ -1,4 +1,4 @@
-//! What an entry of the work stream says, and what a dead letter says.
+//! Entries of the work stream, and dead letters.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,18 +8,18 @@ use redis::{FromRedisValue, Value};
 
 use crate::Error;
 
-/// A file as it is listed.
+/// A file, as listed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct File {
-    /// Its key in the bucket, exactly.
+    /// Its exact key in the bucket.
     pub key: String,
     /// Its size in bytes.
     pub size: u64,
-    /// Its etag: an object that has another one when it is fetched has changed since.
+    /// Its etag: if the object has another one when it is fetched, it has changed since.
     pub etag: String,
 }
 
-/// A file as it is handed to a worker.
+/// A file, as handed to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The entry in the work stream; the operator settles it by this id.
@@ -34,12 +34,12 @@ pub struct Claim {
     pub disruptions: u32,
 }
 
-/// A file that failed for good.
+/// A file that failed permanently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetter {
     /// The entry in the dead-letter stream.
     pub entry: EntryId,
-    /// When it failed, in milliseconds since the epoch, by the clock of the server.
+    /// When it failed, in milliseconds since the epoch, by the server's clock.
     pub time_ms: u64,
     /// Id of the run.
     pub run: String,
@@ -47,7 +47,7 @@ pub struct DeadLetter {
     pub file: String,
     /// How often it was tried.
     pub attempts: u32,
-    /// Why it is here.
+    /// Why it failed.
     pub reason: String,
     /// Exit code of the container that failed, if one did.
     pub exit_code: Option<i32>,
@@ -86,7 +86,7 @@ impl Claim {
             run: fields.get("run")?,
             file,
             attempts: fields.get("attempts")?,
-            // Entries of older versions do not have it.
+            // Entries of older versions lack this field.
             disruptions: fields.find("disruptions")?.unwrap_or(0),
             entry: EntryId(entry.id),
         })

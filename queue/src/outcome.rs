@@ -1,10 +1,11 @@
-//! How an attempt at a file ended, and what became of the file.
+//! The results of attempts, and the fates of files.
 
 use std::time::Duration;
 
 use crate::message::EntryId;
 
-/// Bytes of a reason that are kept: enough for a filter's last lines, and a status with ten of them stays small.
+/// Reasons are cut to this number of bytes: enough for a filter's last lines, while a status with ten of them
+/// stays small.
 pub const REASON_BYTES_MAX: usize = 512;
 
 /// An entry whose attempt has ended.
@@ -23,23 +24,24 @@ pub struct Settlement {
 pub enum Verdict {
     /// Every filter succeeded.
     Succeeded,
-    /// It failed, and another attempt may succeed.
+    /// It failed, but another attempt may succeed.
     Failed(Failure),
     /// The input is bad: no other attempt can succeed.
     Rejected(Failure),
-    /// Something other than the file ended it: it goes back without being charged an attempt.
+    /// Something other than the file ended it: the file goes back without being charged an attempt.
     Disrupted(Disruption),
-    /// It was never tried: it goes back as it was.
+    /// It was never tried: the file goes back unchanged.
     Released,
 }
 
-/// What ended an attempt through no fault of the file.
+/// An event that ended an attempt through no fault of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disruption {
-    /// What happened.
+    /// The event.
     pub failure: Failure,
-    /// Whether it counts. A file that is disrupted more than [`RetryPolicy::max_disruptions`] times in a row is charged an
-    /// attempt: it may be what takes its node down each time. An outage that spares no file does not count.
+    /// Whether it counts. A file that is disrupted more than [`RetryPolicy::max_disruptions`] times in a row
+    /// is charged an attempt, because it may be what takes its node down each time. An outage that affects
+    /// every file does not count.
     pub counts: bool,
 }
 
@@ -51,7 +53,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with its reason, of which the first 512 bytes are kept.
+    /// A failure with its reason, cut to 512 bytes.
     pub fn new(reason: &str, exit_code: Option<i32>) -> Self {
         Self { reason: truncated(reason).to_owned(), exit_code }
     }
@@ -71,31 +73,31 @@ pub(crate) fn truncated(reason: &str) -> &str {
     &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
 }
 
-/// Room for what a script says before the reason when it charges a disruption: "disrupted 4294967295 times in a row, the
-/// last time: ".
+/// Room for the text that a script puts before the reason when it charges a disruption: "disrupted 4294967295
+/// times in a row, the last time: ".
 const CHARGE_BYTES_MAX: usize = 52;
 
-/// A reason that fits even with how often the file was disrupted.
+/// A reason that fits even after the script adds the number of disruptions.
 pub(crate) fn truncated_for_charge(reason: &str) -> &str {
     &reason[..reason.floor_char_boundary(REASON_BYTES_MAX - CHARGE_BYTES_MAX)]
 }
 
-/// When a failed file is tried again.
+/// When and how often a failed file is tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// How often a file is tried.
     pub max_attempts: u32,
-    /// How many disruptions in a row a file survives; the next one is charged as an attempt.
+    /// How many disruptions in a row a file may have; the next one is charged as an attempt.
     pub max_disruptions: u32,
-    /// Wait after the first failure; it doubles with each further one.
+    /// The wait after the first failure; it doubles with each further one.
     pub backoff_initial: Duration,
     /// The longest wait.
     pub backoff_max: Duration,
-    /// How many outcomes the results stream keeps; none are written when it is 0.
+    /// How many outcomes the results stream keeps; 0 means that none are written.
     pub keep_results: u32,
 }
 
-/// What became of an entry that was settled.
+/// The result of settling an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Counted as succeeded.
@@ -109,14 +111,14 @@ pub enum Fate {
         /// How long it waits.
         delay: Duration,
     },
-    /// Queued again, without an attempt.
+    /// Queued again, without being charged an attempt.
     Disrupted {
         /// Key of the file.
         file: String,
-        /// How many disruptions in a row count against it by now.
+        /// How many disruptions in a row now count against it.
         disruptions: u32,
     },
-    /// Queued again, as it was.
+    /// Queued again, unchanged.
     Released,
     /// Dead-lettered and counted as failed.
     DeadLettered {
@@ -125,7 +127,7 @@ pub enum Fate {
         /// How often it was tried.
         attempts: u32,
     },
-    /// Nothing was done: this consumer does not hold it (any more).
+    /// Nothing was done, because this consumer does not hold the entry (or no longer does).
     Ignored,
 }
 

@@ -1,4 +1,4 @@
-//! Whose a queue is: opening it, taking it over, remembering that its run exists, and deleting it.
+//! Ownership of queues: opening one, taking it over, remembering that its run exists, and deleting it.
 
 use protocol::RunId;
 
@@ -9,8 +9,8 @@ use crate::script::Script;
 use crate::{Error, QueueKeys, random};
 
 impl RunQueue {
-    /// Opens the queue of a run, or says why it cannot be opened. `spec` is the hash of what makes the run this run. If the
-    /// run is finished, the ledger remembers it for another `retention`.
+    /// Opens the queue of a run, or returns why it cannot be opened. `spec` is the hash that identifies the
+    /// run's work. If the run is finished, the ledger remembers it for another `retention`.
     pub async fn open(
         connection: &Connection,
         run: &RunId,
@@ -36,9 +36,9 @@ impl RunQueue {
         }
     }
 
-    /// Gives the queue of a run to the same run under another UID: one that was restored from a backup, or deleted and created
-    /// again. Only if it still belongs to `old_uid`, and to the same namespace and name. Returns whether it is ours now; then
-    /// open it. The caller knows that no run with the old UID exists.
+    /// Gives the queue of a run to the same run under another UID, after it was restored from a backup, or deleted
+    /// and created again. The queue must still belong to `old_uid`, and to the same namespace and name. Returns
+    /// whether the queue is ours now; if so, open it. The caller must know that no run with the old UID exists.
     pub async fn take_over(
         connection: &Connection,
         run: &RunId,
@@ -55,7 +55,8 @@ impl RunQueue {
         }
     }
 
-    /// Tells the ledger that the PipelineRuns of these finished runs still exist: it remembers each for another `retention`.
+    /// Tells the ledger that the PipelineRuns of these finished runs still exist, so that it remembers each
+    /// for another `retention`.
     pub async fn seen(connection: &Connection, runs: &[RunId], retention: &Retention) -> Result<(), Error> {
         for batch in runs.chunks(BATCH_MAX) {
             let mut pipeline = redis::pipe();
@@ -71,11 +72,11 @@ impl RunQueue {
         Ok(())
     }
 
-    /// Removes everything of a run but its entry in the ledger, if it still belongs to `owner`.
+    /// Removes everything of a run except its entry in the ledger, if it still belongs to `owner`.
     pub async fn delete(connection: &Connection, run: &RunId, owner: &str) -> Result<(), Error> {
         let mut reply = Self::of_epoch(connection, run, "").call(Script::Delete, &[bytes(owner)]).await?;
         match reply.word() {
-            // Taken by another run: its keys are none of ours.
+            // Another run has taken the id, so the keys are not ours.
             "DELETED" | "TAKEN" => reply.next::<redis::Value>().map(|_| ()),
             _ => reply.unexpected(),
         }

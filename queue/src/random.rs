@@ -14,7 +14,7 @@ pub(crate) fn hex() -> Result<String, Error> {
     Ok(to_hex(&buffer))
 }
 
-/// A number from 0 to 1, in decimal, as a script reads it.
+/// A number from 0 to 1, in decimal, in the form that scripts read.
 pub(crate) fn fraction() -> Result<String, Error> {
     let mut buffer = [0; 2];
     fill(&mut buffer)?;

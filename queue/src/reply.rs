@@ -1,4 +1,4 @@
-//! Reads what a script returned: a word, or an array that begins with one.
+//! Parses the reply of a script: a word, or an array that begins with one.
 
 use redis::{FromRedisValue, Value};
 

@@ -1,6 +1,6 @@
-//! The operator's side of the queue: listing, counting and ending a run. Its other parts are in [`crate::ownership`],
-//! [`crate::settling`], [`crate::claims`] and [`crate::dead_letters`]. Each method is one atomic transition, or several of
-//! which each is; calling it again after a crash or a lost reply is always safe.
+//! The operator's side of the queue: listing, counting and ending a run. Its other parts are in
+//! [`crate::ownership`], [`crate::settling`], [`crate::claims`] and [`crate::dead_letters`]. Each method is
+//! one atomic transition or a series of them; calling it again after a crash or a lost reply is always safe.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ use crate::script::Script;
 use crate::stats::{FinalCounts, Listing, Pause, State, Stats};
 use crate::{Error, QueueKeys};
 
-/// Entries of one script call: one page of ListObjectsV2, and short enough never to block the server noticeably.
+/// The most entries of one script call: a page of ListObjectsV2, and short enough never to block the server
+/// noticeably.
 pub const BATCH_MAX: usize = 1_000;
 
 /// The open queue of one run.
@@ -29,8 +30,8 @@ pub struct RunQueue {
 }
 
 impl RunQueue {
-    /// The queue of an epoch that the caller has written down, without asking the server. If it is another one by now,
-    /// every call says that it is lost.
+    /// The queue of an epoch that the caller has recorded, without asking the server. If the epoch has
+    /// changed, every call returns that the queue is lost.
     pub fn of_epoch(connection: &Connection, run: &RunId, epoch: &str) -> Self {
         Self {
             connection: connection.clone(),
@@ -41,13 +42,13 @@ impl RunQueue {
         }
     }
 
-    /// The same queue with smaller batches: for tests of what can happen between two of them.
+    /// The same queue with smaller batches, for tests of events between two of them.
     pub fn with_batch(self, batch: usize) -> Self {
         Self { batch: batch.clamp(1, BATCH_MAX), ..self }
     }
 
-    /// Names this queue among all that ever were under its runId. Write it down: a queue that is opened with another
-    /// one has lost its data.
+    /// Distinguishes this queue from all earlier ones under its runId. Record it: a queue that opens with
+    /// another epoch has lost its data.
     pub fn epoch(&self) -> &str {
         &self.epoch
     }
@@ -57,15 +58,15 @@ impl RunQueue {
         &self.keys
     }
 
-    /// Adds a page of files and moves the listing's cursor, unless `high_water` files wait or are being processed already, or
-    /// the server's memory runs short. A listing that paused goes on when half of them are done.
+    /// Adds a page of files and moves the listing's cursor, unless `high_water` files already wait or are being
+    /// processed, or the server's memory runs short. A paused listing continues when half of them are done.
     pub async fn enqueue(&self, page: &Page, high_water: u64) -> Result<Enqueued, Error> {
         let Page { after, next, files, skipped } = page;
         if files.len() > BATCH_MAX {
             let detail = format!("it has {} files, and a page has at most {BATCH_MAX}", files.len());
             return Err(Error::Page { detail });
         }
-        // A cursor that does not move would let the same page in twice.
+        // If the cursor did not move, the same page could be added twice.
         if next.as_ref() == Some(after) {
             return Err(Error::Page {
                 detail: format!("the next page begins where this one does, at {after:?}"),
@@ -77,7 +78,7 @@ impl RunQueue {
             bytes(after),
             bytes(next.as_deref().unwrap_or(after)),
             bytes(complete),
-            // A mark of 0 would never be undercut.
+            // The number of files can never drop below a mark of 0.
             bytes(&high_water.max(1).to_string()),
             bytes(&BATCH_MAX.to_string()),
             bytes(&skipped.to_string()),
@@ -107,7 +108,7 @@ impl RunQueue {
         }
     }
 
-    /// Ends the run. `outcome` is written into the ledger, for later calls of `open`.
+    /// Ends the run. `outcome` is written to the ledger, for later calls of `open`.
     pub async fn close(
         &self,
         ending: Ending<'_>,
@@ -136,7 +137,7 @@ impl RunQueue {
         }
     }
 
-    /// Every count at one instant, in one round trip. Exact, or an error.
+    /// All counts at one instant, in one round trip. They are exact, or the call fails.
     pub async fn stats(&self) -> Result<Stats, Error> {
         let mut reply = self.call(Script::Stats, &[]).await?;
         if reply.word() != "OK" {
@@ -172,7 +173,8 @@ impl RunQueue {
         })
     }
 
-    /// Notes that the run began this long ago, unless its start is known; returns its age. From then on `stats` has it.
+    /// Records that the run began this long ago, unless its start is already known; returns its age. From
+    /// then on, `stats` includes it.
     pub async fn begin(&self, ago: Duration) -> Result<Duration, Error> {
         let mut reply = self.call(Script::Begin, &[bytes(&ago.as_millis().to_string())]).await?;
         match reply.word() {
@@ -221,12 +223,12 @@ fn pause(script: Script, reason: &str) -> Result<Pause, Error> {
     reason.parse().map_err(|_| Error::reply(script.doing(), format!("the pause {reason:?}")))
 }
 
-/// As the scripts read it: 0 for no limit.
+/// The ledger's retention in the form that scripts read: 0 for no limit.
 pub(crate) fn ledger_ms(retention: &Retention) -> String {
     retention.ledger.map_or(0, |ledger| ledger.as_millis().max(1)).to_string()
 }
 
-/// Scripts say -1 for "none".
+/// Scripts return -1 for "none".
 fn duration(milliseconds: i64) -> Option<Duration> {
     u64::try_from(milliseconds).ok().map(Duration::from_millis)
 }

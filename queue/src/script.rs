@@ -1,9 +1,10 @@
-//! The scripts, each one atomic transition. They are called by their hash and loaded again when the server has
-//! forgotten them. Not a function library: two versions of the operator may run at once during an upgrade, and each
-//! must find its own code.
+//! The scripts, each one atomic transition. They are called by their hash, and loaded again when the server
+//! has forgotten them. They are not a function library, because two versions of the operator may run at once
+//! during an upgrade, and each must find its own code.
 //!
-//! Every script states its flags, which the server reads from its first bytes. `allow-oom`: it runs on a server that is
-//! at its `maxmemory`, because it settles or frees, or (`enqueue`) judges the memory itself. `no-writes`: it only reads.
+//! Every script states its flags, which the server reads from its first bytes. `allow-oom`: it may run on a
+//! server that is at its `maxmemory`, because it settles or frees, or (`enqueue`) checks the memory itself.
+//! `no-writes`: it only reads.
 
 use std::sync::LazyLock;
 
@@ -14,7 +15,7 @@ macro_rules! scripts {
         pub(crate) enum Script { $($name),+ }
 
         impl Script {
-            /// What it does, as an error says it.
+            /// The action, as errors name it.
             pub(crate) fn doing(self) -> &'static str {
                 match self { $(Self::$name => $doing),+ }
             }

@@ -1,4 +1,4 @@
-//! What becomes of claimed files: settled by their result, or taken from dead pods.
+//! Settles claimed files: by their result, or because their pods died.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::script::Script;
 use crate::{Error, random};
 
 impl RunQueue {
-    /// Settles entries whose attempt has ended, each only if its consumer still holds it. The fates are in the order of the
-    /// settlements.
+    /// Settles entries whose attempt has ended, each only if its consumer still holds it. The fates are in
+    /// the order of the settlements.
     pub async fn settle(&self, settlements: &[Settlement], policy: &RetryPolicy) -> Result<Vec<Fate>, Error> {
         let mut fates = Vec::with_capacity(settlements.len());
         for batch in settlements.chunks(self.batch) {
@@ -42,10 +42,10 @@ impl RunQueue {
         Ok(fates)
     }
 
-    /// Settles entries of dead consumers as disruptions that count. `judge` is asked about every entry that is pending, and
-    /// gives the reason if its consumer is dead. An entry that has been idle for less than `min_idle` is left alone.
-    /// Visits all that is pending, so that no number of living consumers hides a dead one, and then queues again what was
-    /// handed out and has no holder.
+    /// Settles entries of dead consumers, as disruptions that count. `judge` is called with every pending
+    /// entry, and returns the reason if its consumer is dead. Entries that have been idle for less than
+    /// `min_idle` are left alone. All pending entries are visited, so that living consumers cannot hide a
+    /// dead one. Afterwards, entries that were handed out and have no holder are queued again.
     pub async fn reclaim(
         &self,
         min_idle: Duration,
@@ -62,8 +62,8 @@ impl RunQueue {
         Ok(Reclaimed { fates, held_by_nobody: self.recover().await?, removed_consumers })
     }
 
-    /// Settles entries whose consumers were judged dead, each with the reason, if they are still held and idle. A part of
-    /// [`Self::reclaim`], for tests of what can happen between judging and doing.
+    /// Settles entries whose consumers were judged dead, each with its reason, if they are still held and
+    /// idle. A part of [`Self::reclaim`], for tests of events between judging and settling.
     pub async fn reclaim_from(
         &self,
         dead: &[(Pending, String)],
@@ -86,7 +86,8 @@ impl RunQueue {
         read_fates(self.call(Script::Reclaim, &arguments).await?)
     }
 
-    /// Queues again what was handed out before this call and has no holder. A part of [`Self::reclaim`], too.
+    /// Queues entries again that were handed out before this call and have no holder. Also a part of
+    /// [`Self::reclaim`].
     pub async fn recover(&self) -> Result<u64, Error> {
         let (mut recovered, mut start, mut end) = (0, "-".to_owned(), String::new());
         loop {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use strum::{AsRefStr, EnumString};
 
-/// Every count of a run at one instant. `total = queued + running + succeeded + failed`, or there are no counts at all.
+/// All counts of a run at one instant. They satisfy `total = queued + running + succeeded + failed`, or they
+/// are not returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Whether the queue takes files, is being aborted, or is closed.
+    /// Whether the queue accepts files, is being aborted, or is closed.
     pub state: State,
     /// How far the bucket is listed.
     pub listing: Listing,
@@ -17,7 +18,7 @@ pub struct Stats {
     pub started: bool,
     /// Files listed so far.
     pub total: u64,
-    /// Files that the listing left out. They are in no other count.
+    /// Files that the listing omitted. No other count includes them.
     pub skipped: u64,
     /// Files that wait, for a pod or for their next attempt.
     pub queued: u64,
@@ -33,14 +34,14 @@ pub struct Stats {
     pub reclaimed: u64,
     /// How often a file was queued again without being charged an attempt.
     pub disrupted: u64,
-    /// Those of the files that wait whose back-off is not over: no pod can claim them yet.
+    /// Waiting files whose back-off is not over: no pod can claim them yet.
     pub delayed: u64,
-    /// When the next file that waits for its back-off is due.
+    /// The time until the next file in back-off is due.
     pub next_retry: Option<Duration>,
-    /// How long ago the run began, by the server's clock; absent until [`crate::RunQueue::begin`] notes it.
+    /// How long ago the run began, by the server's clock; absent until [`crate::RunQueue::begin`] records it.
     pub age: Option<Duration>,
-    /// The key of the file that succeeded last, unless it has control characters; absent until one did. A queue that older
-    /// versions settled files of does not know it either.
+    /// The key of the file that succeeded most recently, unless it has control characters; absent until a
+    /// file succeeds. It is also absent if older versions settled the files.
     pub canary: Option<String>,
 }
 
@@ -51,12 +52,12 @@ impl Stats {
     }
 }
 
-/// What a queue does.
+/// The state of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It takes and hands out files.
+    /// It accepts and hands out files.
     Open,
-    /// It is being aborted: what remains goes to the dead letters.
+    /// It is being aborted: the remaining files become dead letters.
     Closing,
     /// The run is finished.
     Closed,
@@ -75,9 +76,9 @@ pub enum Listing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumString)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Pause {
-    /// As many files wait as may.
+    /// The maximum number of files already waits.
     HighWater,
-    /// The server has little memory left, or none.
+    /// The server has little or no memory left.
     #[strum(serialize = "memory")]
     MemoryFull,
 }

@@ -1,4 +1,4 @@
-//! What workers say about the files that they hold: taken by the operator, who decides.
+//! Takes the workers' reports on the files that they hold, for the operator to decide.
 
 use std::time::Duration;
 
@@ -11,44 +11,45 @@ use crate::outcome::RetryPolicy;
 use crate::run_queue::{RunQueue, bytes};
 use crate::script::Script;
 
-/// What all reports of a run may take together. A worker can write anything, so that more of it is no report.
+/// The most that all reports of a run may occupy together. A worker can write anything; data beyond the limit
+/// is not treated as reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReportsLimit {
-    /// How many.
+    /// The number of reports.
     pub reports: u64,
-    /// How many bytes of the server's memory.
+    /// Their bytes in the server's memory.
     pub bytes: u64,
 }
 
-/// What was taken.
+/// The result of taking reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
     /// Files that were reported as succeeded, and are settled.
     pub succeeded: u64,
-    /// The pods that these belonged to: they have room for others.
+    /// The pods that these files belonged to: they have room for more.
     pub served: Vec<String>,
-    /// The key of one of them, which `stats` has as the canary from now on.
+    /// The key of one of these files, which is the canary of `stats` from now on.
     pub newest: Option<String>,
-    /// Of all files that were fetched, whatever became of them since, how long ago the last was handed out: it was fetched after
-    /// that.
+    /// How long ago the last of all fetched files was handed out, regardless of their fates: it was fetched
+    /// after that.
     pub fetched_within: Option<Duration>,
-    /// Files that ended in any other way. They stay until they are settled.
+    /// Files that ended in any other way. Their reports stay until they are settled.
     pub reports: Vec<Reported>,
-    /// Whether there was more than reports can be, so that all of it was dropped.
+    /// Whether the reports exceeded the limit, so that all of them were dropped.
     pub is_flooded: bool,
 }
 
-/// What the worker that holds a file says about it.
+/// A report by the worker that holds a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reported {
     /// The file's entry.
     pub entry: EntryId,
-    /// Its words.
+    /// The text of the report.
     pub report: String,
 }
 
 impl RunQueue {
-    /// Settles what workers report as succeeded, and returns what else they report, all of it once.
+    /// Settles files that workers report as succeeded, and returns all other reports once.
     pub async fn take(&self, limit: ReportsLimit, policy: &RetryPolicy) -> Result<Taken, Error> {
         let mut taken = Taken::default();
         let mut cursor = "0".to_owned();
@@ -66,7 +67,7 @@ impl RunQueue {
             cursor = reply.next()?;
             taken.succeeded += reply.next::<u64>()?;
             taken.served.extend(reply.next::<Vec<String>>()?);
-            // A worker can write anything, also what is no text.
+            // A worker can write anything, even invalid text.
             for (entry, report) in reply.next::<Vec<(Vec<u8>, Vec<u8>)>>()? {
                 let entry = EntryId(text(&entry));
                 taken.reports.push(Reported { entry, report: text(&report) });
@@ -80,7 +81,7 @@ impl RunQueue {
         }
     }
 
-    /// Removes what workers said about the files of a run, if it still belongs to `owner`.
+    /// Removes the workers' reports on the files of a run, if it still belongs to `owner`.
     pub(crate) async fn forget_reports(
         connection: &Connection,
         run: &RunId,
@@ -88,13 +89,13 @@ impl RunQueue {
     ) -> Result<(), Error> {
         let reply = Self::of_epoch(connection, run, "").call(Script::Forget, &[bytes(owner)]).await?;
         match reply.word() {
-            // Taken by another run: its reports are none of ours.
+            // Another run has taken the id, so the reports are not ours.
             "FORGOTTEN" | "TAKEN" => Ok(()),
             _ => reply.unexpected(),
         }
     }
 
-    /// What workers last said about entries; nothing of those that they have not mentioned.
+    /// The workers' latest reports on entries; `None` for entries without one.
     pub async fn reports_of(&self, entries: &[EntryId]) -> Result<Vec<Option<String>>, Error> {
         const DOING: &str = "read the reports of workers";
         let mut reports = Vec::with_capacity(entries.len());

@@ -1,5 +1,5 @@
-//! The worker's side of the queue: read the files that the operator handed to this pod, and, if it processes many, say what
-//! became of them. It can do nothing else, and its user may do nothing else.
+//! The worker's side of the queue: it reads the files that the operator handed to this pod, and, if the pod
+//! processes many, reports on them. It can do nothing else, and its user has no other rights.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ pub(crate) const STOP: &str = "stop";
 const CLAIMING: &str = "claim a file";
 const REPORTING: &str = "report what became of files";
 
-/// What a pod finds in its inbox.
+/// The contents of a pod's inbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inbox {
-    /// Its files, the oldest first.
+    /// Its files, oldest first.
     pub claims: Vec<Claim>,
-    /// Whether it is told to end: it gets no other file.
+    /// Whether it was told to end: it gets no further files.
     pub is_told_to_stop: bool,
-    /// The last that was read, file or not.
+    /// The last entry that was read, whether a file or not.
     pub last: Option<EntryId>,
 }
 
@@ -40,13 +40,13 @@ impl Worker {
         Self { server, inbox: inbox_beside(stream, consumer), connection: None }
     }
 
-    /// The file of this pod, waiting for one as long as `wait`. Until the file is settled every call gives the same one: to
-    /// a container that was restarted, and after a reply that was lost.
+    /// The pod's file; waits up to `wait` for one. Until the file is settled, every call returns the same
+    /// one, even to a restarted container and after a lost reply.
     pub async fn claim(&mut self, wait: Duration) -> Result<Option<Claim>, Error> {
         Ok(self.read(None, 1, Some(wait)).await?.claims.into_iter().next())
     }
 
-    /// Files that were handed to this pod after `last`, waiting for one as long as `wait`.
+    /// Files that were handed to this pod after `last`; waits up to `wait` for one.
     pub async fn claim_after(
         &mut self,
         last: Option<&EntryId>,
@@ -56,7 +56,7 @@ impl Worker {
         self.read(last, most, Some(wait)).await
     }
 
-    /// All files that this pod holds. One that is missing was settled, or was taken back.
+    /// All files that this pod holds. A file that is missing was settled or taken back.
     pub async fn held(&mut self, most: usize) -> Result<Inbox, Error> {
         self.read(None, most, None).await
     }
@@ -69,7 +69,7 @@ impl Worker {
     ) -> Result<Inbox, Error> {
         let longest_wait = wait.unwrap_or_default();
         let (mut connection, made_for) = match self.connection.take() {
-            // Its replies may take as long as the wait it was made for.
+            // Replies on this connection may take as long as the wait for which it was made.
             Some((connection, made_for)) if made_for >= longest_wait => (connection, made_for),
             _ => (self.server.connect_blocking(longest_wait).await?, longest_wait),
         };
@@ -82,7 +82,7 @@ impl Worker {
         command.arg("STREAMS").arg(&self.inbox).arg(last.map_or("0", EntryId::as_str));
         let reply: Option<StreamReadReply> =
             command.query_async(&mut connection).await.map_err(|error| Error::from_redis(CLAIMING, error))?;
-        // Only a connection whose replies were all read is kept.
+        // A connection is kept only if all its replies were read.
         self.connection = Some((connection, made_for));
         let mut inbox = Inbox::default();
         for entry in reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids) {
@@ -97,7 +97,7 @@ impl Worker {
     }
 }
 
-/// Says what becomes of the files of a pod. On a connection of its own: that of a [`Worker`] is busy waiting.
+/// Reports on the files of a pod. It has its own connection, because that of a [`Worker`] is busy waiting.
 pub struct Reporter {
     server: Server,
     states: String,
@@ -110,7 +110,7 @@ impl Reporter {
         Self { server, states: beside(stream, "states"), connection: None }
     }
 
-    /// Writes what is to be said about entries, over what was said before. Saying it again changes nothing.
+    /// Writes reports on entries, replacing earlier ones. Repeating a report changes nothing.
     pub async fn report(&mut self, reports: &[(EntryId, String)]) -> Result<(), Error> {
         if reports.is_empty() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! A bucket and the client for it: where the service is, as whom, and how patiently. With keys given, nothing of the
-//! environment (`AWS_*`) has a say; without them, the pod's own identity is asked for, and only for credentials.
+//! A bucket and its client: the service's address, the identity, and the time limits. If keys are given, the
+//! environment (`AWS_*`) has no influence; otherwise the pod's own identity is used, and only for credentials.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::insecure;
 use crate::keys::AccessKeys;
 use crate::retry::RetryByStatus;
 
-/// A connection within a cluster or a region takes milliseconds; a host that is gone takes for ever.
+/// A connection within a cluster or a region takes milliseconds; one to a host that is gone never succeeds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The wait before the second try of a request; it doubles from try to try.
 pub const BACKOFF_FIRST: Duration = Duration::from_millis(500);
-/// No wait between two tries is longer.
+/// The longest wait between two tries.
 pub const BACKOFF_LONGEST: Duration = Duration::from_secs(10);
-/// What services that have no regions expect in a signature.
+/// The region that services without regions expect in a signature.
 const NO_REGION: &str = "us-east-1";
 
 /// A bucket of a service.
@@ -32,15 +32,15 @@ const NO_REGION: &str = "us-east-1";
 pub struct Bucket {
     /// Its name.
     pub name: String,
-    /// The service; AWS when absent.
+    /// The address of the service; AWS when absent.
     pub endpoint: Option<Url>,
     /// Region; `us-east-1` for services that have none.
     pub region: Option<String>,
-    /// Whether the bucket goes into the path.
+    /// Whether the bucket is part of the path.
     pub path_style: bool,
     /// Whether any certificate is accepted.
     pub skip_tls_verify: bool,
-    /// Keys; the pod's own identity when absent.
+    /// The keys; the pod's own identity when absent.
     pub keys: Option<AccessKeys>,
     /// How long the service may be silent.
     pub timeout: Duration,
@@ -48,17 +48,17 @@ pub struct Bucket {
     pub max_attempts: u32,
     /// Whether an etag that looks like an MD5 is one.
     pub etag_is_md5: bool,
-    /// Which addresses of the service may be connected to; any when absent. Credentials are asked for elsewhere.
+    /// The addresses of the service that connections may use; any when absent. Credentials are requested elsewhere.
     pub addresses: Option<AddressGuard>,
 }
 
 impl Bucket {
-    /// How an object of it is called.
+    /// The URI of an object.
     pub fn uri(&self, key: &str) -> String {
         format!("s3://{}/{key}", self.name)
     }
 
-    /// A client; nothing is sent yet, except for ambient credentials.
+    /// Creates a client; nothing is sent yet, except requests for ambient credentials.
     pub async fn client(&self) -> Client {
         let mut config = aws_sdk_s3::Config::builder()
             .behavior_version(BehaviorVersion::latest())
@@ -70,8 +70,8 @@ impl Bucket {
                     .with_max_backoff(BACKOFF_LONGEST),
             )
             .retry_classifier(RetryByStatus)
-            // By default all clients of a process share a budget of retries: one tenant's service that fails would use up
-            // the tries of all others.
+            // By default, all clients of a process share a budget of retries: one tenant's failing service
+            // would use up the tries of all others.
             .retry_partition(RetryPartition::custom("own").token_bucket(TokenBucket::unlimited()).build())
             .timeout_config(
                 TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(self.timeout).build(),
@@ -79,8 +79,8 @@ impl Bucket {
             .stalled_stream_protection(
                 StalledStreamProtectionConfig::enabled().grace_period(self.timeout).build(),
             )
-            // Asked for where they are wanted: the default trailers are refused by some services, and a checksum of the
-            // whole object would be compared with a part of it.
+            // Checksums are requested only where needed: some services refuse the default trailers, and the
+            // checksum of a whole object would be compared with a part of it.
             .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
             .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
         let mut region = self.region.clone();
@@ -105,7 +105,7 @@ impl Bucket {
         }
         let plain = self.endpoint.as_ref().is_some_and(|endpoint| endpoint.scheme() == "http");
         match &self.addresses {
-            // Without TLS there is no need to load the machine's trust store.
+            // Without TLS, the machine's trust store need not be loaded.
             None if plain => config = config.http_client(aws_smithy_http_client::Builder::new().build_http()),
             guard if self.skip_tls_verify => {
                 config = config.http_client(insecure::http_client(guard.as_ref()))

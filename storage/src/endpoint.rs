@@ -1,13 +1,13 @@
-//! Endpoints as users write them.
+//! Endpoints as written by users.
 
 use url::Url;
 
-/// The text is not an endpoint. It is not repeated: it may hold a password.
+/// The text is not an endpoint. The error does not repeat it, because it may contain a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}: write [http://|https://]host[:port]")]
 pub struct EndpointError(&'static str);
 
-/// Reads an endpoint as the API's validation does: https where no scheme is written, and nothing after the host.
+/// Parses an endpoint like the API's validation: https if it has no scheme, and nothing after the host.
 pub fn parse_endpoint(text: &str) -> Result<Url, EndpointError> {
     let parsed = if text.contains("://") { Url::parse(text) } else { Url::parse(&format!("https://{text}")) };
     let url = parsed.map_err(|_| EndpointError("is not an endpoint"))?;

@@ -1,5 +1,5 @@
-//! What an error of the storage means. Only the service's code and message are repeated, never its whole answer: that can
-//! hold parts of a signature.
+//! Errors of the storage, by their meaning. They repeat only the service's code and message, never its whole
+//! answer, which can contain parts of a signature.
 
 use std::error::Error;
 
@@ -12,8 +12,8 @@ use strum::AsRefStr;
 use crate::guard::AddressRefused;
 use crate::retry::may_pass;
 
-/// A request failed for good, after all its tries. The variant is fit for a metric label or an event reason; the text is
-/// not.
+/// A request failed permanently, after all its tries. The variant is suitable as a metric label or an event
+/// reason; the text is not.
 #[derive(Debug, thiserror::Error, AsRefStr)]
 pub enum StorageError {
     /// The service refuses us, or there are no credentials.
@@ -22,19 +22,19 @@ pub enum StorageError {
     /// The object does not exist.
     #[error("not found: {0}")]
     Gone(String),
-    /// The bucket does not exist, as far as the service knows: a gateway whose volume is not mounted says so, too.
+    /// According to the service, the bucket does not exist. A gateway whose volume is not mounted also says so.
     #[error("no such bucket: {0}")]
     NoBucket(String),
-    /// The object is not the one that was asked for.
+    /// The object is not the requested one.
     #[error("changed since it was listed: {0}")]
     Changed(String),
-    /// The service does not answer, or only with failures of its own.
+    /// The service does not answer, or only with internal errors.
     #[error("no usable answer: {0}")]
     Unreachable(String),
     /// The service refuses the request itself.
     #[error("request refused: {0}")]
     Refused(String),
-    /// The service answers with something that must not be trusted.
+    /// The service's answer must not be trusted.
     #[error("an answer that cannot be right: {0}")]
     Unusable(String),
     /// The guard of the bucket refuses the service's address.
@@ -43,7 +43,7 @@ pub enum StorageError {
 }
 
 impl StorageError {
-    /// Whether trying again later can help without anybody changing anything.
+    /// Whether retrying later can help without anyone changing anything.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) => true,
@@ -79,15 +79,15 @@ where
         let said = match (service.code(), service.message()) {
             (Some(code), Some(message)) => format!("{code}: {message}"),
             (Some(code), None) => code.to_owned(),
-            // A HEAD has no body to say more in.
+            // A HEAD response has no body with more details.
             (None, _) => "no reason given".to_owned(),
         };
         let said = status.map_or_else(|| said.clone(), |status| format!("{status} {said}"));
         let is_code = |codes: &[&str]| service.code().is_some_and(|code| codes.contains(&code));
         match status {
-            // versitygw does not find the user, and says so as if the bucket were not there.
+            // versitygw did not find the user, and reports it as if the bucket were missing.
             _ if service.code() == Some("XAdminUserNotFound") => Self::NoAccess(said),
-            // S3 sends some failures of its own, and of keys, as errors of the request.
+            // S3 reports some internal errors, and some problems with keys, as errors of the request.
             _ if is_code(&["RequestTimeout", "OperationAborted", "ConditionalRequestConflict"]) => {
                 Self::Unreachable(said)
             }
@@ -95,7 +95,7 @@ where
             _ if is_code(&["NoSuchBucket"]) => Self::NoBucket(said),
             Some(401 | 403) => Self::NoAccess(said),
             Some(404) => Self::Gone(said),
-            // If-Match failed, or the object is shorter than the range that was asked for.
+            // If-Match failed, or the object is shorter than the requested range.
             Some(412 | 416) => Self::Changed(said),
             Some(status @ 400..=499) if !may_pass(status) => Self::Refused(said),
             _ => Self::Unreachable(said),

@@ -1,6 +1,6 @@
-//! Keeps requests away from addresses that only the network position of this process reaches: instance metadata,
-//! loopback, link-local. A name can point anywhere, and elsewhere a second later, so the address is judged where the
-//! connection is made: what is checked is what is connected to.
+//! Keeps requests away from addresses that only this process can reach, due to its network position: instance
+//! metadata, loopback, link-local. A name can resolve to any address, and to another one a second later, so
+//! the check happens where the connection is made: the address that is checked is the address that is used.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -24,17 +24,17 @@ use url::{Host, Url};
 
 use crate::error::has;
 
-/// Says to which addresses connections may be made.
+/// Decides to which addresses connections are allowed.
 #[derive(Clone)]
 pub struct AddressGuard(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 
 impl AddressGuard {
-    /// A guard that lets connections through to the addresses for which `allows` is true.
+    /// A guard that permits connections to the addresses for which `allows` is true.
     pub fn new(allows: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(allows))
     }
 
-    /// Whether connections may be made to this address.
+    /// Whether connections to this address are allowed.
     pub fn allows(&self, address: IpAddr) -> bool {
         (self.0)(address)
     }
@@ -46,7 +46,7 @@ impl fmt::Debug for AddressGuard {
     }
 }
 
-/// A connection that was not made.
+/// A connection that was refused.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{host} is at {address}, which is not allowed for endpoints; name another one, or ask an administrator to add this \
@@ -57,7 +57,7 @@ pub(crate) struct AddressRefused {
     address: IpAddr,
 }
 
-/// Finds the addresses of a name, without those that are refused.
+/// Resolves a name to its addresses, without refused ones.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolver(pub(crate) Option<AddressGuard>);
 
@@ -102,13 +102,13 @@ impl Service<Name> for Resolver {
     }
 }
 
-/// A client for http and verified https whose connections the guard has seen.
+/// A client for http and verified https whose connections the guard checks.
 pub(crate) fn http_client(guard: &AddressGuard) -> SharedHttpClient {
     let tls = Builder::new().tls_provider(Provider::Rustls(CryptoMode::AwsLc));
     guarded(guard, tls.build_with_resolver(Resolver(Some(guard.clone()))))
 }
 
-/// Adds what a resolver cannot do: an address that is written out is never resolved, and a refusal is final.
+/// Adds two checks that a resolver cannot do: a literal address is never resolved, and a refusal is final.
 pub(crate) fn guarded(guard: &AddressGuard, client: SharedHttpClient) -> SharedHttpClient {
     SharedHttpClient::new(Guarded { guard: guard.clone(), inner: client })
 }
@@ -137,7 +137,7 @@ impl HttpConnector for Guarded<SharedHttpConnector> {
         }
         let answer = self.inner.call(request);
         HttpConnectorFuture::new(async move {
-            // A failed lookup is worth another try; a refused address is the same at the next one.
+            // A failed lookup may succeed on another try; a refused address stays refused.
             answer.await.map_err(|error| match has::<AddressRefused>(&error) {
                 true => ConnectorError::user(error.into()),
                 false => error,
@@ -146,7 +146,7 @@ impl HttpConnector for Guarded<SharedHttpConnector> {
     }
 }
 
-/// The address that a URL spells out, if it is refused. A URL that cannot be read is the connector's to refuse.
+/// The literal address of a URL, if it is refused. A URL that cannot be parsed is left to the connector to refuse.
 fn refused(guard: &AddressGuard, uri: &str) -> Option<AddressRefused> {
     let url = Url::parse(uri).ok()?;
     let address: IpAddr = match url.host()? {

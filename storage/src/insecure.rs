@@ -1,5 +1,5 @@
-//! An HTTPS client that accepts any certificate, for `insecureSkipTLSVerify`. The SDK's own client cannot do this, so
-//! this is a second one, used in that case only: it encrypts, but does not know to whom.
+//! An HTTPS client that accepts any certificate, for `insecureSkipTLSVerify`. The SDK's own client cannot do
+//! this, so this second client is used in that case only: it encrypts, but does not verify its peer.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,7 +21,7 @@ use tokio::time::{Duration, timeout};
 
 use crate::guard::{AddressGuard, Resolver, guarded};
 
-/// The client. It keeps its connections over requests.
+/// Creates the client, which keeps its connections across requests.
 pub(crate) fn http_client(guard: Option<&AddressGuard>) -> SharedHttpClient {
     let (connector, resolver) = (OnceLock::new(), Resolver(guard.cloned()));
     let client = http_client_fn(move |settings, _| {
@@ -81,7 +81,7 @@ fn tls_config() -> Result<ClientConfig, Error> {
         .with_no_client_auth())
 }
 
-/// Accepts every certificate. The handshake's signature is still verified, as it costs nothing.
+/// Accepts every certificate. It still verifies the handshake's signature, which costs nothing.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

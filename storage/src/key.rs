@@ -1,7 +1,7 @@
-//! Keys as listings encode them: XML cannot hold every character that a key can, so listings are asked for with
+//! Keys as encoded in listings: XML cannot represent every character of a key, so listings are requested with
 //! `encoding-type=url`.
 
-/// Why a key of a listing cannot be read.
+/// Why a key in a listing cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum KeyError {
     #[error("it has a percent sign that begins no escape")]
@@ -10,7 +10,7 @@ pub(crate) enum KeyError {
     NotUtf8,
 }
 
-/// Undoes the encoding exactly. AWS and MinIO write a space as `+`, Ceph as `%20`; all write a plus as `%2B`.
+/// Decodes exactly. AWS and MinIO encode a space as `+`, Ceph as `%20`; all encode a plus as `%2B`.
 pub(crate) fn decode(encoded: &str) -> Result<String, KeyError> {
     let mut bytes = encoded.bytes();
     let mut key = Vec::with_capacity(encoded.len());

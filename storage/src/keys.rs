@@ -1,4 +1,4 @@
-//! The keys of a bucket, which show up in no log.
+//! The keys of a bucket, which never appear in logs.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! A limit on the size of answers. They are read whole before they are parsed, and an endpoint is whatever a tenant wrote.
+//! A limit on the size of answers. The client reads an answer completely before parsing it, and the endpoint
+//! is whatever a tenant configured.
 
 use aws_sdk_s3::config::interceptors::BeforeDeserializationInterceptorContextMut;
 use aws_sdk_s3::config::{ConfigBag, Intercept, RuntimeComponents};
@@ -6,7 +7,7 @@ use aws_sdk_s3::error::BoxError;
 use aws_smithy_types::body::SdkBody;
 use http_body_util::Limited;
 
-/// Refuses to read more than this many bytes of an answer.
+/// Stops reading an answer after this many bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit(pub(crate) usize);
 

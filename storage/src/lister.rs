@@ -1,5 +1,5 @@
-//! Lists a bucket page by page. A listing can go on after any key, in another process and much later: there is no token
-//! that expires.
+//! Lists a bucket page by page. A listing can continue after any key, in another process and much later,
+//! because it depends on no token that expires.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::limit::Limit;
 use crate::page::{self, ListedPage, PAGE_MAX, unusable};
 use crate::selection::Selection;
 
-/// Bytes of the answer to one request. A key of 1,024 bytes has 3,072 when every byte is escaped, and everything else about
-/// an object less than that, so that a page of the longest keys has 6 MB.
+/// The most bytes of the answer to one request. A key of 1,024 bytes has 3,072 when every byte is escaped,
+/// and everything else about an object is smaller, so a page of the longest keys has 6 MB.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// Pages without keys that are passed over, one after the other. Each stands for up to 1,000 objects that are not shown,
-/// deleted versions say: ten million of them are a bucket, and a service that has more to say without an end is broken.
+/// The most consecutive pages without keys that are skipped. Each stands for up to 1,000 objects that are not shown,
+/// such as deleted versions. A bucket may have ten million of them; a service that sends even more is broken.
 const EMPTY_PAGES_MAX: usize = 10_000;
 
 /// Lists the files below a prefix.
@@ -33,22 +33,23 @@ pub struct Lister {
 }
 
 impl Lister {
-    /// Prepares the listing; nothing is sent yet, except for ambient credentials.
+    /// Prepares the listing; nothing is sent yet, except requests for ambient credentials.
     pub async fn new(bucket: &Bucket, prefix: &str, selection: Selection) -> Self {
         let client = bucket.client().await;
-        // The bucket's own limit is on silence. A page is small: one that comes byte by byte is no page.
+        // The bucket's own timeout limits silence. A page is small, so a service that sends it byte by byte
+        // is broken.
         let timeout = bucket.timeout * 2;
         let (bucket, prefix) = (bucket.name.clone(), prefix.to_owned());
         Self { client, bucket, prefix, selection, timeout, empty_pages_max: EMPTY_PAGES_MAX }
     }
 
-    /// The same, which passes over fewer pages without keys.
+    /// The same lister, but it skips fewer pages without keys.
     pub fn passing_over(self, empty_pages: usize) -> Self {
         Self { empty_pages_max: empty_pages.min(EMPTY_PAGES_MAX), ..self }
     }
 
-    /// The page that follows a key; the first one for an empty key. Pages that bring the listing no further are passed
-    /// over: a bucket full of deleted versions has many.
+    /// The page that follows a key; the first page for an empty key. Pages without progress are skipped: a
+    /// bucket full of deleted versions has many.
     pub async fn page(&self, after: &str) -> Result<ListedPage, StorageError> {
         let mut token = None;
         for _ in 0..=self.empty_pages_max {
@@ -66,7 +67,7 @@ impl Lister {
         unusable(format!("more than {} pages in a row without keys", self.empty_pages_max))
     }
 
-    /// One request. The cursor is sent with the token, as clients of AWS do: services look at the token first.
+    /// Sends one request. The cursor accompanies the token, as with AWS clients: services give the token precedence.
     async fn request(
         &self,
         after: &str,

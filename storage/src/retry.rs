@@ -1,16 +1,16 @@
-//! Which answers are worth another try: one list, for the client that repeats a request and for what its failure is
-//! called in the end.
+//! Which answers are worth another try: a single list, both for the client that repeats a request and for the
+//! error that it finally returns.
 
 use aws_sdk_s3::config::retry::{ClassifyRetry, RetryAction};
 use aws_smithy_runtime_api::client::interceptors::context::InterceptorContext;
 
-/// Whether the same request may have another answer later: the service was slow, busy, or failed itself.
+/// Whether the same request may get another answer later: the service was slow, busy, or failed internally.
 pub(crate) fn may_pass(status: u16) -> bool {
     matches!(status, 408 | 429 | 500..=599)
 }
 
-/// Repeats by status. The client's own list has only 500, 502, 503 and 504, and the codes in a body: a HEAD has none, and
-/// gateways have statuses of their own.
+/// Retries by status. The client's own list contains only 500, 502, 503 and 504, and codes in the body. But a
+/// HEAD response has no body, and gateways have their own statuses.
 #[derive(Debug)]
 pub(crate) struct RetryByStatus;
 

@@ -1,8 +1,8 @@
-//! Which objects below a prefix are files of a run.
+//! Decides which objects below a prefix are files of a run.
 
 use globset::{GlobBuilder, GlobMatcher};
 
-/// A glob of the selection is not one.
+/// A glob of the selection is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{glob:?} is not a glob: {reason}")]
 pub struct SelectionError {
@@ -19,13 +19,13 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Compiles the globs, with the options that the API's validation uses: `*` stays within a folder, `**` crosses.
+    /// Compiles the globs with the options of the API's validation: `*` stays within a folder, `**` crosses folders.
     pub fn new(prefix: &str, include: &[String], exclude: &[String]) -> Result<Self, SelectionError> {
         Ok(Self { prefix: prefix.to_owned(), include: compiled(include)?, exclude: compiled(exclude)? })
     }
 
-    /// Whether an object is a file of the run. Globs see the key after the prefix. A folder that a browser made, an empty
-    /// object whose name ends in a slash, is no file.
+    /// Whether an object is a file of the run. Globs match the key after the prefix. A folder that a browser
+    /// created, which is an empty object whose name ends in a slash, is not a file.
     pub fn takes(&self, key: &str, size: u64) -> bool {
         let Some(rest) = key.strip_prefix(&self.prefix) else { return false };
         if size == 0 && key.ends_with('/') {
@@ -36,7 +36,8 @@ impl Selection {
     }
 }
 
-// One matcher each, not a `GlobSet`: its shortcuts take a key apart as a path, so that `**/a.` would not match `b/a.`.
+// One matcher for each glob, not a `GlobSet`, whose shortcuts split a key like a path, so that `**/a.` would
+// not match `b/a.`.
 fn compiled(globs: &[String]) -> Result<Vec<GlobMatcher>, SelectionError> {
     let compile = |glob: &String| match GlobBuilder::new(glob).literal_separator(true).build() {
         Ok(built) => Ok(built.compile_matcher()),

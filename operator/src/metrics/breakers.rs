@@ -1,4 +1,4 @@
-//! The open breakers of all runs, as metrics show them.
+//! The open breakers of all runs, as exposed in metrics.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::metrics::gauge::Gauge;
 
-/// Tells breakers of different runs apart.
+/// Distinguishes the breakers of different runs.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 /// The open breakers of all runs for one dependency.
@@ -15,15 +15,15 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 pub struct Breakers {
     open: Gauge,
     next_probe: Gauge,
-    /// When each of them probes next, in seconds since 1970.
+    /// When each breaker probes next, in seconds since 1970.
     due: Mutex<BTreeMap<u64, i64>>,
 }
 
 impl Breakers {
-    /// None yet.
+    /// No open breakers yet.
     pub fn new(open: Gauge, next_probe: Gauge) -> Arc<Self> {
         let breakers = Self { open, next_probe, due: Mutex::default() };
-        // A breaker that never opened is closed, and not absent.
+        // A breaker that never opened is closed, not absent.
         breakers.change(|_| {});
         Arc::new(breakers)
     }
@@ -36,14 +36,14 @@ impl Breakers {
     }
 }
 
-/// The open breakers of one run. A run that is forgotten takes its breakers with it.
+/// The open breakers of one run. When a run is forgotten, its breakers are removed too.
 #[derive(Debug, Default)]
 pub struct OpenBreakers {
     counted: BTreeMap<&'static str, OpenBreaker>,
 }
 
 impl OpenBreakers {
-    /// These are open, each with the time of its next probe, and no others.
+    /// Sets which breakers are open, each with the time of its next probe.
     pub fn set(
         &mut self,
         all: &BTreeMap<&'static str, Arc<Breakers>>,
@@ -62,7 +62,7 @@ impl OpenBreakers {
     }
 }
 
-/// One of them, counted until it is dropped.
+/// One open breaker, counted until it is dropped.
 #[derive(Debug)]
 struct OpenBreaker {
     id: u64,
@@ -81,7 +81,7 @@ impl Drop for OpenBreaker {
     }
 }
 
-/// Seconds from 1970 to a moment, which may be past: a probe that does not come is overdue.
+/// The seconds from 1970 to a moment. It may be in the past: a probe that did not happen is overdue.
 fn unix(moment: Instant) -> i64 {
     let (now, since_1970) =
         (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
@@ -128,7 +128,7 @@ mod tests {
         let of_one = shown();
         two.set(&all, [("source", now)].into_iter());
         assert!((999..=1_001).contains(&(of_one - shown())), "{of_one}, {}", shown());
-        // What it was due at stays, however often it is said.
+        // The time at which it was due stays the same, however often it is set.
         let overdue = shown();
         std::thread::sleep(Duration::from_millis(1_100));
         two.set(&all, [("source", now)].into_iter());

@@ -1,5 +1,5 @@
-//! What the operator needs to know of a pod, read once from the object that the watch brought. Everything that decides
-//! about pods works on this, so that it can be tested without any.
+//! The operator's view of a pod, read once from the watched object. All decisions about pods use this view,
+//! so that they can be tested without any pods.
 
 mod containers;
 mod stage;
@@ -16,20 +16,20 @@ use containers::{Containers, is_running, succeeded, was_started};
 pub use containers::{annotation, is_start_error, is_warm};
 pub use stage::{Failed, Stage, Stuck};
 
-/// The longest grace period that is honoured. A filter needs seconds to stop; a pod spec may say 292 years, for which its
-/// file would wait, and which added to an instant would overflow.
+/// The longest grace period that is honoured. A filter needs seconds to stop, but a pod spec may set 292
+/// years: its file would wait that long, and adding it to an instant would overflow.
 const GRACE_MAX: Duration = Duration::from_secs(3_600);
 
-/// A claimer starts within a second or two of getting a node, unless its image is pulled or the node is broken: then the file
-/// that the pod was given is given to another one. On a node whose processors are busy it takes the kubelet fifteen seconds to
-/// say so, and a file that is taken back too early is processed twice.
+/// How long a claimer may take to start. It usually starts within a second or two of getting a node, unless its image
+/// is being pulled or the node is broken; then the pod's file goes to another pod. On a node with busy processors,
+/// the kubelet takes fifteen seconds to report the start, and a file that is taken back too early is processed twice.
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
-/// How long the others of a pod that processes many files may go on after a container of it failed: a worker publishes what it
-/// has, and says so.
+/// How long the other containers of a pod that processes many files may continue after one of them failed:
+/// the worker publishes the results that it has, and reports them.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(60);
-/// How a Rust program ends that panicked.
+/// The exit code of a Rust program that panicked.
 const PANICKED: i32 = 101;
-/// A process that was killed by signal *n* ends with this number plus *n*.
+/// The exit code of a process that was killed by signal *n* is this number plus *n*.
 const KILLED: i32 = 128;
 
 /// A worker pod.
@@ -37,51 +37,51 @@ const KILLED: i32 = 128;
 pub struct WorkerPod {
     /// Its name, which is also its name as a consumer.
     pub name: String,
-    /// It processes many files.
+    /// Whether it processes many files.
     pub is_warm: bool,
     /// How far it is.
     pub stage: Stage,
-    /// Since when it is so, by our own clock: the moment at which the watch showed it.
+    /// Since when it has been in this stage, by our own clock: the moment at which the watch showed it.
     pub since: Instant,
-    /// Since when its claimer has been running, or has run. By our own clock too.
+    /// When its claimer was first seen running or ended, by our own clock.
     pub claiming: Option<Instant>,
-    /// It is being deleted, and may take this long for it.
+    /// Set if it is being deleted: the time that it may take.
     pub deleting: Option<Deleting>,
-    /// It has ended, and its node is done with it.
+    /// Whether it has ended and its node is done with it.
     pub stopped: bool,
-    /// One of its own containers runs.
+    /// Whether any of our own containers is running.
     pub running: bool,
-    /// It is deleted, and only a finalizer, which is none of ours, keeps the object.
+    /// Whether it is deleted, and only a finalizer of someone else keeps the object.
     pub held: bool,
-    /// The node that it was placed on.
+    /// The node on which it was placed.
     pub node: Option<String>,
     /// Since when it has had a node, by our own clock.
     pub placed: Option<Instant>,
-    /// Since when its node has had neither sandbox, network nor volumes for it, by our own clock. A node that pulls an image
-    /// has them.
+    /// Since when its node has had neither sandbox, network nor volumes for it, by our own clock. A node that
+    /// pulls an image already has them.
     pub unprepared: Option<Instant>,
-    /// Kubernetes has announced that it ends the pod for a reason of its own.
+    /// Set if Kubernetes announced that it will end the pod for its own reasons.
     pub doomed: Option<Doomed>,
-    /// Which of its own containers were started; none yet when absent.
+    /// The number of our own containers that were started; absent if none was.
     pub started: Option<Started>,
-    /// Its claimer has fetched the file.
+    /// When its claimer had fetched the file.
     pub fetched: Option<Milestone>,
-    /// Its publisher was started.
+    /// When its publisher was started.
     pub publishing: Option<Milestone>,
-    /// Its publisher has published all results.
+    /// When its publisher had published all results.
     pub published: Option<Milestone>,
-    /// What its claimer reported at its end.
+    /// The claimer's final report.
     pub claimer: Option<Report>,
-    /// What its publisher reported at its end.
+    /// The publisher's final report.
     pub publisher: Option<Report>,
 }
 
-/// How long a pod that is being deleted may take.
+/// The time that a pod under deletion may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deleting {
     /// Since when, by our own clock.
     pub since: Instant,
-    /// The time that it was given.
+    /// Its grace period.
     pub grace: Duration,
 }
 
@@ -90,18 +90,18 @@ pub struct Deleting {
 pub struct Doomed {
     /// Since when, by our own clock.
     pub since: Instant,
-    /// Kubernetes' own word: `EvictionByEvictionAPI`, `PreemptionByScheduler`, `DeletionByTaintManager`…
+    /// The reason from Kubernetes: `EvictionByEvictionAPI`, `PreemptionByScheduler`, `DeletionByTaintManager`…
     pub reason: String,
-    /// What it says.
+    /// The message from Kubernetes.
     pub message: String,
 }
 
-/// Containers of a pod that were started.
+/// The started containers of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Started {
-    /// How many.
+    /// Their number.
     pub containers: usize,
-    /// When the last of them was.
+    /// When the last of them started.
     pub last: Milestone,
 }
 
@@ -110,14 +110,14 @@ pub struct Started {
 pub struct Milestone {
     /// When the watch showed it, by our own clock.
     pub at: Instant,
-    /// The watch showed the pod also before. Without that the step may be hours old: a restarted operator finds pods as they
-    /// are.
+    /// Whether the watch had already shown the pod before this step. If not, the step may be hours old,
+    /// because a restarted operator finds pods as they are.
     pub witnessed: bool,
 }
 
 #[cfg(test)]
 impl WorkerPod {
-    /// A pod as tests have it, of which nothing runs.
+    /// A pod for tests, in which nothing runs.
     pub fn in_stage(name: &str, stage: Stage, since: Instant) -> Self {
         Self {
             name: name.to_owned(),
@@ -144,7 +144,7 @@ impl WorkerPod {
 }
 
 impl WorkerPod {
-    /// Reads a pod. `before` is what was known of it.
+    /// Reads a pod. `before` is its previous view.
     pub fn read(pod: &Pod, before: Option<&Self>, now: Instant) -> Self {
         let containers = Containers::of(pod);
         let stage = stage::of(pod, &containers);
@@ -178,8 +178,8 @@ impl WorkerPod {
         }
     }
 
-    /// Whether a pass has something to do because of it. Most changes of a pod mean nothing to us at once: an address, a
-    /// condition. A pod that has got a node is given a file.
+    /// Whether a pass has something to do because of this change. Most changes of a pod, such as its address
+    /// or a condition, require nothing. A pod that got a node is given a file.
     pub fn is_news(&self, before: Option<&Self>) -> bool {
         let flags = |pod: &Self| (pod.deleting, pod.stopped, pod.running, pod.held, pod.node.is_some());
         before.is_none_or(|before| before.stage != self.stage || flags(before) != flags(self))
@@ -190,29 +190,29 @@ impl WorkerPod {
         self.stage.is_finished()
     }
 
-    /// Whether it works, or will: it has neither ended nor is it being deleted.
+    /// Whether it works or will work: it has not ended and is not being deleted.
     pub fn is_alive(&self) -> bool {
         !self.is_finished() && self.deleting.is_none()
     }
 
-    /// Whether it has ended as far as its files are concerned. Of a pod that processes many, a container that failed is not the
-    /// last to speak: its worker says what became of the others.
+    /// Whether it has ended as far as its files are concerned. If a pod processes many files, a failed
+    /// container does not end it at once: its worker still reports on the other files.
     pub fn is_over(&self, now: Instant) -> bool {
         self.is_finished() && !self.is_ending(now)
     }
 
-    /// Whether a container of it has failed, and the others are waited for.
+    /// Whether one of its containers has failed, and the operator waits for the others.
     pub fn is_ending(&self, now: Instant) -> bool {
         self.is_warm && self.is_finished() && self.running && now < self.since + LAST_WORDS_WITHIN
     }
 
-    /// Whether it can take many files.
+    /// Whether it can process many files.
     pub fn can_serve(&self) -> bool {
         self.is_warm && self.is_alive() && self.stage == Stage::Working
     }
 
-    /// Whether it can take a file: its claimer runs, or will in a moment. A pod without a node would keep the file from those
-    /// that have one.
+    /// Whether it can take a file: its claimer is running, or will be in a moment. A pod without a node would
+    /// keep the file from pods that have one.
     pub fn awaits_file(&self, now: Instant) -> bool {
         self.is_alive()
             && match &self.stage {
@@ -226,25 +226,24 @@ impl WorkerPod {
             }
     }
 
-    /// When its claimer should have started.
+    /// The time by which its claimer should have started.
     pub fn late_at(&self) -> Option<Instant> {
         Some(self.placed? + STARTS_WITHIN)
     }
 
-    /// Whether a file that it was given should go to another pod, because its claimer does not start.
+    /// Whether its file should go to another pod, because its claimer does not start.
     pub fn is_late(&self, now: Instant) -> bool {
         let is_slow = match &self.stage {
             Stage::Starting => self.late_at().is_some_and(|late_at| now >= late_at),
             Stage::Stuck(_) => !self.may_have_claimed(),
-            // Without a node it was given none.
+            // A pod without a node was given no file.
             Stage::Unschedulable(_) => false,
             Stage::Claiming | Stage::Working | Stage::Succeeded | Stage::Failed(_) => false,
         };
         self.is_alive() && is_slow
     }
 
-    /// Whether its claimer may have read the file that the pod was given. What ends a pod before that does not count against
-    /// the file.
+    /// Whether its claimer may have read the pod's file. If a pod ends before that, the file is not to blame.
     pub fn may_have_claimed(&self) -> bool {
         if let Some(said) = &self.claimer {
             return said.entry.is_some();
@@ -263,8 +262,8 @@ impl WorkerPod {
         }
     }
 
-    /// Whether it failed by itself before it had a file: its claimer never started or ended before it read one, or the node did
-    /// not take the pod. Being deleted or evicted is no failure of its own.
+    /// Whether it failed on its own before it had a file: its claimer never started, or ended before it read
+    /// a file, or the node rejected the pod. Deletion and eviction are not failures of its own.
     pub fn died_without_a_file(&self) -> bool {
         matches!(self.stage, Stage::Failed(_))
             && !self.may_have_claimed()
@@ -273,7 +272,7 @@ impl WorkerPod {
     }
 }
 
-/// Whether only a finalizer keeps a pod: it is deleted, and its time to end is over.
+/// Whether only a finalizer keeps a pod: it is deleted, and its grace period is over.
 pub fn is_held(pod: &ObjectMeta) -> bool {
     let has_finalizers = pod.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
     pod.deletion_timestamp.is_some() && pod.deletion_grace_period_seconds == Some(0) && has_finalizers
@@ -299,10 +298,11 @@ fn deleting(pod: &ObjectMeta, before: Option<&WorkerPod>, now: Instant) -> Optio
     Some(Deleting { since, grace: Duration::from_secs(seconds).min(GRACE_MAX) })
 }
 
-/// The kubelet says so itself. A pod whose node never spoke is left to Kubernetes, which gives such nodes up.
+/// Whether the kubelet reports that the pod is not ready to start containers. Pods on a node that never
+/// reports are left to Kubernetes, which gives up such nodes.
 fn is_unprepared(pod: &Pod, stage: &Stage, containers: &Containers<'_>) -> bool {
     let is_ready = stage::condition(pod, "PodReadyToStartContainers");
-    // It turns False once more when the pod has ended.
+    // The condition becomes False again when the pod has ended.
     !stage.is_finished()
         && !containers.own().any(is_running)
         && is_ready.is_some_and(|ready| ready.status == "False")

@@ -1,4 +1,4 @@
-//! How far a pod is, judged by its phase and our own containers.
+//! The stage of a pod, judged by its phase and our own containers.
 
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodCondition,
@@ -8,7 +8,7 @@ use protocol::{Exit, Report};
 
 use super::containers::{Containers, is_running, succeeded, terminated};
 
-/// How far a pod is.
+/// The stage of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// No node was found for it.
@@ -17,49 +17,49 @@ pub enum Stage {
     Starting,
     /// Its claimer waits for a file, or fetches it.
     Claiming,
-    /// A container cannot be started, for now.
+    /// A container cannot be started at the moment.
     Stuck(Stuck),
     /// The claimer has its file, and the filters work on it.
     Working,
     /// All of our containers succeeded.
     Succeeded,
-    /// It failed: a container did, or the pod as a whole.
+    /// A container failed, or the pod as a whole.
     Failed(Failed),
 }
 
 /// A container that cannot be started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stuck {
-    /// Which one.
+    /// The name of the container.
     pub container: String,
     /// Its image.
     pub image: String,
-    /// Kubernetes' own word: `ImagePullBackOff`, `CreateContainerConfigError`…
+    /// The reason from Kubernetes: `ImagePullBackOff`, `CreateContainerConfigError`…
     pub reason: String,
-    /// What it says.
+    /// The message from Kubernetes.
     pub message: String,
 }
 
 /// How a pod failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failed {
-    /// The container that failed; none if the pod failed as a whole (evicted, for example).
+    /// The failed container; absent if the pod failed as a whole (for example, because it was evicted).
     pub container: Option<String>,
-    /// Another program added this container to the pod.
+    /// Whether another program added this container to the pod.
     pub added: bool,
     /// Its exit code.
     pub exit_code: Option<i32>,
-    /// Kubernetes' own word: `OOMKilled`, `Error`, `Evicted`…
+    /// The reason from Kubernetes: `OOMKilled`, `Error`, `Evicted`…
     pub reason: String,
     /// The termination message, or the last lines of the log.
     pub message: String,
-    /// Its memory is limited: killed for its memory, it used more than it was given.
+    /// Whether its memory is limited: if so, an out-of-memory kill means that it exceeded its limit.
     pub memory_limit: bool,
-    /// Our shim runs its command, and some exit codes are the shim's own.
+    /// Whether our shim runs its command, so that some exit codes are the shim's.
     pub behind_shim: bool,
 }
 
-/// Words by which the kubelet says that it cannot pull an image; it tries again by itself.
+/// The kubelet's reasons for an image that it cannot pull; it retries on its own.
 const NOT_PULLED: [&str; 7] = [
     "ErrImagePull",
     "ImagePullBackOff",
@@ -69,11 +69,11 @@ const NOT_PULLED: [&str; 7] = [
     "RegistryUnavailable",
     "SignatureValidationFailed",
 ];
-/// Words by which it says that it cannot create or start a container; it tries again by itself.
+/// The kubelet's reasons for a container that it cannot create or start; it retries on its own.
 const NOT_CREATED: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"];
 
 impl Stuck {
-    /// Whether the image is there, and only the container cannot be made of it.
+    /// Whether the image is present, and only creating the container fails.
     pub fn has_image(&self) -> bool {
         NOT_CREATED.contains(&self.reason.as_str())
     }
@@ -102,7 +102,7 @@ impl Stage {
         }
     }
 
-    /// The same stage as far as time is concerned: its text may change at every try.
+    /// Whether time counts from the same start: the text may change with every try.
     pub fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Stuck(one), Self::Stuck(two)) => one.container == two.container,
@@ -117,7 +117,7 @@ pub fn of(pod: &Pod, containers: &Containers<'_>) -> Stage {
     if phase == Some("Succeeded") {
         return Stage::Succeeded;
     }
-    // Nothing that happens to the pod afterwards concerns the file, and an added container may run on without end.
+    // Later events of the pod do not concern the file, and an added container may run forever.
     if (phase == Some("Failed") || containers.has_others()) && containers.all_own(succeeded) {
         return Stage::Succeeded;
     }
@@ -132,7 +132,8 @@ pub fn of(pod: &Pod, containers: &Containers<'_>) -> Stage {
     }
     let claimer = containers.named(CLAIMER);
     let claimed = claimer.and_then(terminated).is_some();
-    // Before there is a file, an added container that does not start blocks everything; afterwards it blocks only itself.
+    // Until the claimer has its file, an added container that does not start blocks everything; afterwards it
+    // blocks only itself.
     let stuck =
         containers.all().filter(|container| !claimed || containers.is_own(&container.name)).find_map(stuck);
     if let Some(stuck) = stuck {
@@ -147,7 +148,7 @@ pub fn of(pod: &Pod, containers: &Containers<'_>) -> Stage {
     before_start(pod)
 }
 
-/// A pod that processes many files works when all of its containers run.
+/// A pod that processes many files works once all of its containers are running.
 fn of_warm(pod: &Pod, containers: &Containers<'_>) -> Stage {
     if containers.all_main_run() {
         return Stage::Working;
@@ -173,7 +174,7 @@ fn failure_of_the_pod(pod: &Pod, containers: &Containers<'_>) -> Failed {
     let status = pod.status.as_ref();
     let reason = status.and_then(|status| status.reason.clone());
     let message = status.and_then(|status| status.message.clone()).unwrap_or_default();
-    // A pod that was evicted says so; its containers only say that they were killed.
+    // The pod itself reports an eviction; its containers report only that they were killed.
     if let Some(reason) = reason {
         return Failed { reason, message, ..Failed::default() };
     }
@@ -182,7 +183,7 @@ fn failure_of_the_pod(pod: &Pod, containers: &Containers<'_>) -> Failed {
         .unwrap_or_else(|| Failed { reason: "PodFailed".to_owned(), message, ..Failed::default() })
 }
 
-/// The container that failed first: others may only have ended because of it.
+/// The container that failed first: the others may have ended only because of it.
 fn first_failure<'a>(
     containers: &Containers<'_>,
     among: impl Iterator<Item = &'a ContainerStatus>,
@@ -191,7 +192,7 @@ fn first_failure<'a>(
         let ended = terminated(container).filter(|ended| ended.exit_code != 0)?;
         Some((container, ended))
     });
-    // A container without a time was lost, so that one with a time failed before it.
+    // A container without a time was lost, so a container with a time failed before it.
     let (container, ended) = failed.min_by_key(|(container, ended)| {
         let finished = ended.finished_at.as_ref();
         (rank(containers, container, ended), finished.is_none(), finished.map(|time| time.0))
@@ -210,8 +211,8 @@ fn first_failure<'a>(
     })
 }
 
-/// Which of several failures says most, whenever they happened. A worker ends because of a filter: of one that cannot
-/// be executed it says so, and of one that is gone it knows nothing.
+/// Ranks failures by how much they explain, regardless of their time. A worker ends because of a filter: it
+/// reports a filter that cannot be executed, but knows nothing about a filter that is gone.
 fn rank(containers: &Containers<'_>, container: &ContainerStatus, ended: &ContainerStateTerminated) -> u8 {
     let is_worker = containers.is_warm() && container.name == WORKER;
     match Exit::from_code(ended.exit_code).filter(|_| is_worker) {
@@ -221,7 +222,8 @@ fn rank(containers: &Containers<'_>, container: &ContainerStatus, ended: &Contai
     }
 }
 
-/// What our own containers reported at their end. The message of a filter is its own, whatever it looks like.
+/// The final report of one of our own containers. The message of a filter is never a report, even if it looks
+/// like one.
 pub fn report(container: &ContainerStatus) -> Option<Report> {
     if !matches!(container.name.as_str(), CLAIMER | PUBLISHER | WORKER) {
         return None;

@@ -30,7 +30,7 @@ fn one_failed_container_is_the_end_also_while_others_run() {
     assert!(pod.running && !pod.stopped, "the others are to be ended");
     let Stage::Failed(failed) = pod.stage else { panic!("{pod:?}") };
     assert_eq!((failed.container.as_deref(), failed.exit_code), (Some("b"), Some(3)));
-    // As the kubelet reports it until it is done with the pod.
+    // The kubelet reports a pod this way until it is done with it.
     let pod = read(json!({"phase": "Running", "initContainerStatuses": [container(CLAIMER, ended(0))],
         "containerStatuses": [container("a", ended(0)), container("b", ended(3))]}));
     assert!(matches!(pod.stage, Stage::Failed(_)) && !pod.running && !pod.stopped);
@@ -62,7 +62,7 @@ fn a_container_that_does_not_start_is_seen() {
     assert_eq!(pod.stage, Stage::Starting);
 }
 
-/// A long download and long filters are one attempt.
+/// A long download and long filters count as one attempt.
 #[test]
 fn the_time_of_an_attempt_goes_on_when_the_filters_start() {
     let pod = |state: Value| -> Pod {
@@ -95,7 +95,8 @@ fn a_pod_without_a_file_is_no_file_that_failed() {
     );
 }
 
-/// A pod is given a file before its claimer starts. What ends the pod before the claimer has read it is not the file's fault.
+/// A pod is given a file before its claimer starts. If the pod ends before the claimer has read the file, the
+/// file is not to blame.
 #[test]
 fn a_file_was_tried_only_if_the_claimer_may_have_read_it() {
     let tried = |status: Value| read(status).may_have_claimed();
@@ -180,7 +181,7 @@ fn time_goes_on_while_the_same_container_is_stuck() {
     assert_eq!(second.since, start);
 }
 
-/// A pod as the operator makes it, with a filter, to which a mesh has added containers.
+/// A pod of the operator, with a filter, to which a mesh has added containers.
 fn in_mesh(phase: &str, init: &[Value], main: &[Value]) -> WorkerPod {
     let annotations = json!({ CONTAINERS_ANNOTATION: "claimer,resize" });
     let spec = json!({
@@ -244,7 +245,7 @@ fn a_pod_that_is_evicted_after_all_containers_succeeded_has_succeeded() {
     assert!(matches!(pod(ended(137)).stage, Stage::Failed(Failed { container: None, .. })));
 }
 
-/// Killed only because the other one failed, a container is not to blame.
+/// A container that was killed only because another one failed is not to blame.
 #[test]
 fn of_several_failed_containers_the_first_one_counts() {
     let at = |code: i32, time: Value| json!({"terminated": {"exitCode": code, "finishedAt": time}});

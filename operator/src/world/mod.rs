@@ -1,5 +1,5 @@
-//! What the watches have shown so far: runs, Pipelines, grants, and the Job and pods of each run. It decides nothing; it
-//! only says which runs a change concerns.
+//! The objects that the watches have shown so far: runs, Pipelines, grants, and the Job and pods of each run.
+//! It decides nothing; it only determines which runs a change concerns.
 
 mod pods;
 mod runs;
@@ -26,13 +26,13 @@ pub use runs::pipeline_of;
 /// The UID of a PipelineRun.
 pub type Uid = Arc<str>;
 
-/// A run's own place: whatever carries its UID in another namespace is not its own.
+/// The place of a run. An object with the run's UID in another namespace does not belong to the run.
 type Place = (Option<String>, Uid);
 
 /// Namespace and name.
 pub type Key = (String, String);
 
-/// Everything that was seen.
+/// All watched objects.
 pub struct World {
     inner: Mutex<Inner>,
     touched: mpsc::UnboundedSender<Uid>,
@@ -48,7 +48,7 @@ struct Inner {
     pods: HashMap<Place, RunPods>,
 }
 
-/// What is known of one run at one moment.
+/// A consistent view of one run.
 pub struct View {
     /// The run.
     pub run: Arc<PipelineRun>,
@@ -59,13 +59,13 @@ pub struct View {
 }
 
 impl World {
-    /// An empty world. The receiver gets the UID of every run that something happened to.
+    /// An empty world. The receiver gets the UID of every run to which something happened.
     pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Uid>) {
         let (touched, receiver) = mpsc::unbounded_channel();
         (Arc::new(Self { inner: Mutex::default(), touched, pipelines_touched: Notify::new() }), receiver)
     }
 
-    /// The run, with its Job and pods; `None` if it is gone.
+    /// The run, with its Job and pods; `None` if the run is gone.
     pub fn view(&self, uid: &Uid) -> Option<View> {
         let inner = self.lock();
         let run = Arc::clone(inner.runs.get(uid)?);
@@ -80,7 +80,7 @@ impl World {
         self.lock().runs.get(uid).and_then(|run| run.namespace()).unwrap_or_default()
     }
 
-    /// Pods of the run that were deleted since this was asked last, in their last state.
+    /// The run's pods that were deleted since the last call, in their last state.
     pub fn take_gone(&self, uid: &Uid) -> BTreeMap<String, Arc<WorkerPod>> {
         let mut inner = self.lock();
         let namespace = inner.runs.get(uid).and_then(|run| run.namespace());
@@ -88,7 +88,7 @@ impl World {
         pods.map(|pods| std::mem::take(&mut pods.gone)).unwrap_or_default()
     }
 
-    /// A Pipeline.
+    /// A Pipeline, by namespace and name.
     pub fn pipeline(&self, namespace: &str, name: &str) -> Option<Arc<Pipeline>> {
         self.lock().pipelines.get(&(namespace.to_owned(), name.to_owned())).map(Arc::clone)
     }
@@ -98,12 +98,12 @@ impl World {
         self.lock().pipelines.all().map(Arc::clone).collect()
     }
 
-    /// Waits until something happens that the status of a Pipeline may speak of.
+    /// Waits for a change that may affect the status of a Pipeline.
     pub async fn pipelines_touched(&self) {
         self.pipelines_touched.notified().await;
     }
 
-    /// The grants of some namespaces. No other grant can permit a reference to them.
+    /// The grants of some namespaces. No other grants can permit a reference to these namespaces.
     pub fn grants_in(&self, namespaces: &[String]) -> Vec<ReferenceGrant> {
         let inner = self.lock();
         let mut found = Vec::new();
@@ -125,14 +125,14 @@ impl World {
         self.lock().runs.active()
     }
 
-    /// Something happened to a run that no watch shows: its listing went on, for example.
+    /// Announces a change to a run that no watch shows, such as progress of its listing.
     pub fn touch(&self, uid: &Uid) {
-        // Without a receiver the operator is ending.
+        // If the receiver is gone, the operator is ending.
         let _ = self.touched.send(Arc::clone(uid));
     }
 
-    /// Touches the runs that a grant may concern: it permits references from objects of some namespaces, which are runs, or
-    /// Pipelines that runs refer to.
+    /// Touches the runs that a grant may concern: it permits references from objects of some namespaces,
+    /// which are runs, or Pipelines that runs refer to.
     fn touch_runs_of<'a>(&self, grants: impl IntoIterator<Item = &'a ReferenceGrant>) {
         let from = grants.into_iter().flat_map(|grant| &grant.spec.from);
         let namespaces: BTreeSet<&str> = from.map(|from| from.namespace.as_str()).collect();
@@ -149,7 +149,7 @@ impl World {
 }
 
 impl Inner {
-    /// Pods of runs that are gone have no files left to settle.
+    /// Forgets the pods of a run that is gone, once none is present: no files are left to settle.
     fn forget_empty(&mut self, place: &Place) {
         let (_, uid) = place;
         if self.runs.get(uid).is_none() && self.pods.get(place).is_some_and(|pods| pods.present.is_empty()) {
@@ -216,7 +216,7 @@ impl Sink<Pipeline> for World {
 impl Sink<ReferenceGrant> for World {
     fn put(&self, grant: ReferenceGrant) {
         let before = self.lock().grants.put(key(&grant.metadata), grant.clone());
-        // What it permits no longer concerns a run as well.
+        // Permissions that the grant no longer gives concern runs as well.
         self.touch_runs_of(before.as_deref().into_iter().chain([&grant]));
     }
 
@@ -273,7 +273,7 @@ mod tests {
         json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
     }
 
-    /// A run whose UID has its name in it.
+    /// A run whose UID contains its name.
     pub fn run_named(namespace: &str, name: &str, pipeline: &str) -> PipelineRun {
         let metadata = json!({"name": name, "namespace": namespace, "uid": format!("uid-{name}")});
         let spec = json!({"pipelineRef": {"name": pipeline}});
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(world.take_gone(&"uid-a".into()).into_keys().collect::<Vec<_>>(), ["one"]);
     }
 
-    /// A label alone makes nothing a run's own.
+    /// A label alone does not make an object part of a run.
     #[test]
     fn what_carries_a_runs_uid_in_another_namespace_is_not_its_own() {
         let (world, _touched) = World::new();
@@ -416,8 +416,8 @@ mod tests {
         assert!(touched.try_recv().is_ok());
     }
 
-    /// Each Pipeline with a run of its own, and a grant for each: with one walk over all runs per object, this would be a
-    /// hundred million touches.
+    /// Each Pipeline has its own run, and each has a grant: walking over all runs for every object would
+    /// cause a hundred million touches.
     #[test]
     fn ten_thousand_pipelines_and_grants_touch_only_the_runs_that_they_concern() {
         const MANY: usize = 10_000;

@@ -1,7 +1,7 @@
-//! The pods of each run: those that exist, and those that were deleted and whose files are not settled yet.
+//! The pods of each run: the existing ones, and deleted ones whose files are not settled yet.
 //!
-//! Both the watch and lists that were taken for another reason say what exists. A list may be ahead of the watch or behind it:
-//! resource versions, which grow with every write, tell which.
+//! Existing pods are known from the watch and from lists that were taken for other purposes. A list may be
+//! ahead of the watch or behind it: resource versions, which grow with every write, tell which.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -20,18 +20,18 @@ use crate::pods::WorkerPod;
 #[derive(Default)]
 pub struct RunPods {
     pub present: BTreeMap<String, Arc<WorkerPod>>,
-    /// Pods that were deleted, in their last state, until their files are settled.
+    /// Deleted pods, in their last state, until their files are settled.
     pub gone: BTreeMap<String, Arc<WorkerPod>>,
-    /// The newest version that the watch has shown. It shows everything in order, so it has shown all that is older.
+    /// The newest version that the watch has shown. The watch is in order, so it has also shown everything older.
     watched: u64,
-    /// The version of the newest list that was absorbed. Whatever the watch shows of an older one is out of date.
+    /// The version of the newest list that was absorbed. Older versions from the watch are out of date.
     absorbed: u64,
-    /// When that was.
+    /// When that list was absorbed.
     absorbed_at: Option<Instant>,
 }
 
 impl RunPods {
-    /// Returns whether anything that matters has changed.
+    /// Stores a pod; returns whether anything relevant has changed.
     fn put(&mut self, pod: &Pod) -> bool {
         let before = self.present.get(&pod.name_any()).map(Arc::clone);
         let now = WorkerPod::read(pod, before.as_deref(), Instant::now());
@@ -54,16 +54,16 @@ impl RunPods {
         self.watched = self.watched.max(deleted.unwrap_or_default());
         let name = pod.name_any();
         if deleted.is_some_and(|deleted| deleted < self.absorbed) && self.present.contains_key(&name) {
-            // The list was newer: this one is a namesake that was created since.
+            // The list was newer, so this pod is a later one of the same name.
             return;
         }
         let before = self.present.remove(&name).or_else(|| self.gone.get(&name).map(Arc::clone));
-        // A pod may end and be deleted between two events: its last state still says how it ended.
+        // A pod may end and be deleted between two events: its last state still shows how it ended.
         let last = WorkerPod::read(pod, before.as_deref(), Instant::now());
         self.gone.insert(name, Arc::new(last));
     }
 
-    /// Moves pods to those that are gone; returns whether there was any.
+    /// Moves lost pods to the gone ones; returns whether there were any.
     fn lose(&mut self, is_lost: impl Fn(&str) -> bool) -> bool {
         let lost: Vec<_> = self.present.extract_if(.., |name, _| is_lost(name)).collect();
         let any = !lost.is_empty();
@@ -71,7 +71,7 @@ impl RunPods {
         any
     }
 
-    /// Takes a list of all pods of the run as what exists, unless the watch has already shown something newer.
+    /// Takes a list of all pods of the run as the current state, unless the watch has already shown something newer.
     fn absorb(&mut self, list: &ObjectList<Pod>) -> bool {
         let complete = list.metadata.continue_.as_deref().is_none_or(str::is_empty);
         let taken = list.metadata.resource_version.as_deref().and_then(|version| version.parse().ok());
@@ -82,15 +82,15 @@ impl RunPods {
         self.absorbed_at = Some(Instant::now());
         let names: HashSet<String> = list.items.iter().map(ResourceExt::name_any).collect();
         let lost = self.lose(|name| !names.contains(name));
-        // Each of them is put, also after one that has changed.
+        // Every pod must be put, even after one has changed.
         list.items.iter().fold(lost, |news, pod| self.put(pod) || news)
     }
 }
 
 impl World {
-    /// Learns from a complete list of a run's pods, which was taken for another reason: pods that it lacks are gone, and pods
-    /// that no watch has shown are known from now on. A list that is older than what the watch has shown says nothing new.
-    /// Returns whether it changed anything; the run is then touched.
+    /// Learns from a complete list of a run's pods that was taken for another purpose: pods missing from it
+    /// are gone, and pods that no watch has shown become known. A list that is older than the watch's state
+    /// changes nothing. Returns whether anything changed; if so, the run is touched.
     pub fn absorb_pods(&self, uid: &Uid, namespace: &str, list: &ObjectList<Pod>) -> bool {
         let place = (Some(namespace.to_owned()), Arc::clone(uid));
         let mut inner = self.lock();
@@ -125,7 +125,7 @@ impl Sink<Pod> for World {
         self.touch(&uid);
     }
 
-    /// Nothing is known of how it ended.
+    /// How the pod ended is unknown.
     fn forget(&self, pod: &ObjectMeta) {
         let (Some(uid), Some(name)) = (run_uid(pod), pod.name.as_deref()) else { return };
         let mut inner = self.lock();
@@ -141,11 +141,12 @@ impl Sink<Pod> for World {
         let mut inner = self.lock();
         let mut touched = Vec::new();
         for ((namespace, uid), pods) in &mut inner.pods {
-            // A list that was absorbed while the watch started over knows pods that this round was too early for. By time and
-            // not by version: of a round only the versions of its pods are known, which may be much older than the round.
+            // A list that was absorbed while the watch started over contains pods that are too new for this
+            // round. Compare by time, not by version: only the versions of its pods are known of a round, and
+            // these may be much older than the round.
             let newer = pods.absorbed_at.is_some_and(|absorbed| absorbed >= listed.began());
             if !newer {
-                // The round is the newest word, also where versions start over after a restore of the cluster.
+                // The round is now the newest state, even if versions start over after a restore of the cluster.
                 pods.absorbed = 0;
             }
             if !newer && pods.lose(|name| listed.lacks_name(namespace.as_ref(), name)) {

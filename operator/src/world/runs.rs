@@ -1,5 +1,5 @@
-//! The runs, found by what a change may concern: a Pipeline, or a namespace. Without these indexes every Pipeline and every
-//! grant would cost a walk over all runs.
+//! The runs, indexed by what a change may concern: a Pipeline or a namespace. Without these indexes, every
+//! Pipeline and every grant would cost a walk over all runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ impl Runs {
         }
     }
 
-    /// Removes what is gone; returns it.
+    /// Removes the runs that are gone; returns their UIDs.
     pub fn keep(&mut self, listed: &Listed) -> Vec<Uid> {
         let gone = self.objects.keep(listed);
         let gone = gone.iter().filter_map(|run| Some((Uid::from(run.uid()?), run)));

@@ -27,14 +27,14 @@ impl<I: Ord, K: Resource> Shelf<I, K> {
         self.objects.values()
     }
 
-    /// Objects from this one on, in order.
+    /// The objects from this one onwards, in order.
     pub fn from(&self, first: I) -> impl Iterator<Item = (&I, &Arc<K>)> {
         self.objects.range(first..)
     }
 
     /// Adds an object; returns the one that it replaces.
     pub fn put(&mut self, id: I, mut object: K) -> Option<Arc<K>> {
-        // They are half of most objects, and have no reader.
+        // These fields are half of most objects, and nothing reads them.
         object.meta_mut().managed_fields = None;
         self.objects.insert(id, Arc::new(object))
     }
@@ -43,7 +43,7 @@ impl<I: Ord, K: Resource> Shelf<I, K> {
         self.objects.remove(id)
     }
 
-    /// Removes what is gone; returns it.
+    /// Removes the objects that are gone; returns them.
     pub fn keep(&mut self, listed: &Listed) -> Vec<Arc<K>> {
         let gone = self.objects.extract_if(.., |_, object| listed.lacks(object.meta()));
         gone.map(|(_, object)| object).collect()
