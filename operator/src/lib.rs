@@ -58,7 +58,7 @@ pub enum Fatal {
     Client(#[source] kube::Error),
     /// The cluster lacks a required feature.
     #[error(
-        "cannot use this cluster: it drops managedBy from Jobs; Kubernetes 1.33 or later with the feature JobManagedBy is needed"
+        "cannot use this cluster: it drops managedBy from Jobs; its feature JobManagedBy must be on, as it is by default in the tested version 1.36"
     )]
     NotManaged,
     /// The settings of Valkey are unusable.
