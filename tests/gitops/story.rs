@@ -35,6 +35,7 @@ async fn tell(lab: &Lab, engine: &Engine) {
     a_commit_brings_pipeline_secret_and_run(lab, engine).await;
     nothing_drifts(lab, engine).await;
     a_bad_run_is_refused_with_our_words(lab, engine).await;
+    a_refused_change_leaves_the_run_as_it_is_even_with_force(lab, engine).await;
     a_commit_to_another_namespace_is_refused(lab, engine).await;
     more_parallelism_by_commit_takes_effect_while_it_runs(lab, engine).await;
     a_run_that_is_pruned_and_comes_back_is_not_executed_again(lab, engine).await;
@@ -95,6 +96,30 @@ async fn a_bad_run_is_refused_with_our_words(lab: &Lab, engine: &Engine) {
     assert!(lab.run("tuesday").await.is_none());
     let commit = lab.team.revert();
     engine.until_healthy_at(lab, TEAM, &commit).await;
+}
+
+/// With force, Flux deletes and creates again what is refused as Invalid; Argo CD deletes whatever the reason, so it has none here.
+async fn a_refused_change_leaves_the_run_as_it_is_even_with_force(lab: &Lab, engine: &Engine) {
+    let force = |on: bool| {
+        if engine.name == "Flux" {
+            let spec = json!({ "spec": { "force": on } }).to_string();
+            let kind = "kustomizations.kustomize.toolkit.fluxcd.io";
+            lab.kubectl(&["patch", kind, TEAM, "-n", "flux-system", "--type=merge", "-p", &spec]).unwrap();
+        }
+    };
+    let before = lab.run("monday").await.unwrap();
+    force(true);
+    lab.team.edit("runs/dev/monday.yaml", "timeout: 2h", "timeout: 3h");
+    lab.team.commit("A change that a run cannot have");
+    engine.refresh(lab, TEAM).await;
+    let refused =
+        engine.until(lab, TEAM, "why monday is refused", |report| report.message.contains("[immutable]"));
+    println!("{} says of the change of a run:\n{}", engine.name, refused.await.message);
+    force(false);
+    let commit = lab.team.revert();
+    engine.until_healthy_at(lab, TEAM, &commit).await;
+    let after = lab.run("monday").await.unwrap();
+    assert_eq!((before.uid(), before.status), (after.uid(), after.status));
 }
 
 /// The engine may write everywhere, but a team's changes reach that team's namespace only.
