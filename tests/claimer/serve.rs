@@ -12,7 +12,7 @@ use queue::{
 };
 use testbed::{Fault, FaultyS3, Rule};
 
-use super::harness::{Bench, Ended, listed, noise, program};
+use super::harness::{BUCKET, Bench, Ended, listed, noise, program};
 
 const KIB: usize = 1024;
 const POLICY: RetryPolicy = RetryPolicy {
@@ -172,6 +172,54 @@ async fn a_pod_whose_disk_is_full_says_so_and_ends_well() {
     assert_eq!(full.len(), 1, "{said:?}");
     let (queued, running, succeeded, disrupted) = counts(&bench).await;
     assert_eq!((queued + succeeded, running, disrupted), (2, 0, 1), "{said:?}");
+}
+
+/// The filter fails, its file is charged, and what it wrote is removed: the next file has the disk to itself.
+#[tokio::test]
+async fn results_that_fill_the_disk_leave_the_next_file_its_room() {
+    let next_is_fetched = until(r#"[ -s "$WORKSPACE/slots/2/input" ]"#);
+    // Of a disk of one MiB: more than all of it, and then a large part.
+    let filter = format!(
+        r#"size=600k
+        grep -q '/a$' "$WORKSPACE/ws/input.source_uri" && {{ size=2m; {next_is_fetched}; }}
+        head -c "$size" /dev/zero >"$WORKSPACE/ws/out/detect/result""#
+    );
+    let mut bench = pod(&filter).await;
+    bench.set("OPENFILTER_MAX_FILES", "2");
+    let (ended, said) = serve(&bench, &SMALL[..2], Some("1m")).await;
+    ended.assert_ok();
+    assert!(ended.stderr.contains("No space left on device"), "{}", ended.stderr);
+    let words: Vec<&str> = said.iter().map(|(_, words)| words.as_str()).collect();
+    assert!(matches!(words[..], [only] if only.starts_with("filter detect exit:1 ")), "{said:?}");
+    assert_eq!(counts(&bench).await, (1, 0, 1, 1), "{said:?}");
+}
+
+/// The results stay until they are published. A file that finds no room meanwhile is left to another pod.
+#[tokio::test]
+async fn a_pod_whose_disk_is_full_of_results_publishes_them_and_ends_well() {
+    let filter = r#"head -c 2m /dev/zero >"$WORKSPACE/ws/out/detect/result"; true"#;
+    let mut bench = pod(filter).await;
+    let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
+    bench.set("SINK_FROM", "detect").set("SINK_S3_PREFIX", "out/").set("SINK_S3_ENDPOINT", &proxy.url);
+    // No file is fetched before its turn.
+    bench.set("OPENFILTER_PREFETCH_BYTES", KIB.to_string());
+    proxy.inject(Rule::every(Fault::Stuck, "/out/").method(Method::PUT));
+    // Built before any wait begins.
+    program();
+    let published_late = async {
+        let is_full = || async { counts(&bench).await.3 == 1 };
+        tests::eventually("the next file finds no room", is_full).await;
+        proxy.heal();
+    };
+    let files = [("a", 9), ("b", 64 * KIB), ("c", 9)];
+    let ((ended, said), ()) = tokio::join!(serve(&bench, &files, Some("1m")), published_late);
+    ended.assert_ok();
+    assert!(ended.stderr.contains("this pod ends: its disk is full"), "{}", ended.stderr);
+    let full: Vec<_> = said.iter().filter(|(_, words)| *words != "released").collect();
+    assert!(matches!(full[..], [(0, words)] if words.starts_with("fetch DiskFull")), "{said:?}");
+    assert_eq!(counts(&bench).await, (2, 0, 1, 1), "{said:?}");
+    let published = bench.s3.client.get(BUCKET, "out/a/result").await.unwrap();
+    assert!(published.len() > 512 * KIB, "{} bytes are published", published.len());
 }
 
 /// Two files fit beside each other, and three do not.
