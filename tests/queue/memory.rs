@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use queue::{
-    Closed, Ending, Enqueued, Error, Fate, Listing, Opened, Page, Pause, RetryPolicy, RunQueue, Settlement,
-    State, Verdict,
+    Closed, Ending, Enqueued, Error, Fate, Listing, Opened, Page, Pause, Reporter, ReportsLimit, RetryPolicy,
+    RunQueue, Settlement, State, Verdict,
 };
 use tests::valkey::{Flavor, KEEP, TestServer};
 
 use super::{
     AT_ONCE, PLENTY, claim, counts, disrupted, failed, file, last_page, open, open_as, queue_with, run_id,
-    settlement,
+    settlement, worker,
 };
 
 /// A page of an endless bucket.
@@ -128,6 +128,50 @@ async fn above_four_fifths_of_the_memory_a_run_keeps_one_page_and_keeps_moving()
         settle(&server, &queue, 1, &Verdict::Succeeded).await;
         assert_eq!(enqueue().await.unwrap(), Enqueued::Added { total: 1_020 });
         assert_eq!(queue.stats().await.unwrap().paused, None);
+    }
+}
+
+/// The last fifth takes what workers report. A server without any room refuses that, but what was reported before counts, and
+/// makes room for the rest.
+#[tokio::test]
+async fn above_four_fifths_of_the_memory_reports_of_workers_are_taken_and_settled() {
+    for flavor in Flavor::ALL {
+        let server = TestServer::start(flavor).await;
+        let queue = open(&server.connect(), &run_id("reported")).await;
+        queue.enqueue(&page(0, 1_000), PLENTY).await.unwrap();
+        let pod = "pod".to_owned();
+        queue.fill(std::slice::from_ref(&pod), 4).await.unwrap();
+        let held = worker(server.server(), &queue, &pod).held(100).await.unwrap().claims;
+        assert_eq!(held.len(), 4);
+        let mut reporter = Reporter::new(server.server(), &queue.keys().work);
+        let mut say = async |number: usize, words: &str| {
+            reporter.report(&[(held[number].entry.clone(), format!("{pod} {words}"))]).await
+        };
+        let limit = ReportsLimit { reports: 1_000, bytes: 1 << 20 };
+        let used = used_memory(&server).await;
+
+        // At 83 %.
+        set_maxmemory(&server, used * 6 / 5).await;
+        let more = page(1, 10);
+        let paused = queue.enqueue(&more, PLENTY).await.unwrap();
+        assert_eq!(paused, Enqueued::Paused(Pause::MemoryFull));
+        say(0, "succeeded").await.unwrap();
+        say(1, "filter f exit:1 oom=0 term=0 boom").await.unwrap();
+        let taken = queue.take(limit, &AT_ONCE).await.unwrap();
+        assert_eq!((taken.succeeded, taken.reports.len()), (1, 1));
+        queue.settle(&[settlement(&held[1].entry, &pod, failed("boom"))], &AT_ONCE).await.unwrap();
+        assert_eq!(counts(&queue).await, (1_000, 997, 2, 1, 0));
+
+        // Above 100 %.
+        say(2, "succeeded").await.unwrap();
+        set_maxmemory(&server, used * 3 / 4).await;
+        let refused = say(3, "succeeded").await.unwrap_err();
+        assert!(format!("{refused:?}").contains("OOM"), "{refused:?}");
+        assert_eq!(queue.take(limit, &AT_ONCE).await.unwrap().succeeded, 1);
+        set_maxmemory(&server, used * 6 / 5).await;
+        say(3, "succeeded").await.unwrap();
+        assert_eq!(queue.take(limit, &AT_ONCE).await.unwrap().succeeded, 1);
+        assert_eq!(counts(&queue).await, (1_000, 997, 0, 3, 0));
     }
 }
 
