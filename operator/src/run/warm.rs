@@ -2,6 +2,7 @@
 //! wanted any more.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use protocol::{FileState, State};
@@ -55,6 +56,52 @@ pub struct WarmMemory {
     supplied: Option<Instant>,
     /// How often one was a probe.
     probes: usize,
+}
+
+/// Which pods are not wanted any more.
+struct Unwanted {
+    /// This many, whichever they are.
+    too_many: usize,
+    /// Those that are as old as this.
+    max_age: Duration,
+    /// Those that were started with the keys that were refused then.
+    keys_refused: Option<Instant>,
+}
+
+impl WarmMemory {
+    /// The pods to tell now that they are to end, which is noted. A pod that goes on is told again.
+    fn tell_to_end(&mut self, pods: &[Arc<WorkerPod>], unwanted: &Unwanted, now: Instant) -> Vec<String> {
+        let Unwanted { mut too_many, max_age, keys_refused } = *unwanted;
+        let serving: Vec<_> = pods.iter().filter(|pod| pod.can_serve()).collect();
+        for pod in &serving {
+            if self.stopping.contains_key(&pod.name) {
+                too_many = too_many.saturating_sub(1);
+            }
+        }
+        let mut tell = Vec::new();
+        for pod in serving {
+            let told = self.stopping.get(&pod.name).copied();
+            let is_old = now.duration_since(pod.since) >= max_age;
+            // A pod has the keys that it was started with: a new one has the keys of now.
+            let has_old_keys = keys_refused.is_some_and(|at| pod.since < at);
+            let is_due = match told {
+                Some(told) => now.duration_since(told) >= PUBLISH_EVERY,
+                None if is_old || has_old_keys => true,
+                None if too_many > 0 => {
+                    too_many -= 1;
+                    true
+                }
+                None => false,
+            };
+            if is_due {
+                self.stopping.insert(pod.name.clone(), now);
+                tell.push(pod.name.clone());
+            }
+        }
+        let known: HashSet<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
+        self.stopping.retain(|name, _| known.contains(name.as_str()));
+        tell
+    }
 }
 
 /// When workers wrote more than reports can be, the newest last.
@@ -201,37 +248,12 @@ impl Pass<'_> {
     /// themselves. They finish their file.
     pub async fn stop_unwanted(&mut self, prepared: &Prepared, too_many: u64) -> Result<(), Error> {
         let max_age = prepared.snapshot.spec.warm_limits().max_pod_age;
-        let serving: Vec<_> = self.view.pods.iter().filter(|pod| pod.can_serve()).collect();
-        let warm = &mut self.memory.warm;
-        let keys_refused = self.memory.breakers.keys_refused();
-        let mut too_many = usize::try_from(too_many).unwrap_or(usize::MAX);
-        for pod in &serving {
-            if warm.stopping.contains_key(&pod.name) {
-                too_many = too_many.saturating_sub(1);
-            }
-        }
-        let mut tell = Vec::new();
-        for pod in serving {
-            let told = warm.stopping.get(&pod.name).copied();
-            let is_old = self.now.duration_since(pod.since) >= max_age;
-            // A pod has the keys that it was started with: a new one has the keys of now.
-            let has_old_keys = keys_refused.is_some_and(|at| pod.since < at);
-            let is_due = match told {
-                Some(told) => self.now.duration_since(told) >= PUBLISH_EVERY,
-                None if is_old || has_old_keys => true,
-                None if too_many > 0 => {
-                    too_many -= 1;
-                    true
-                }
-                None => false,
-            };
-            if is_due {
-                warm.stopping.insert(pod.name.clone(), self.now);
-                tell.push(pod.name.clone());
-            }
-        }
-        let known: HashSet<&str> = self.view.pods.iter().map(|pod| pod.name.as_str()).collect();
-        warm.stopping.retain(|name, _| known.contains(name.as_str()));
+        let unwanted = Unwanted {
+            too_many: usize::try_from(too_many).unwrap_or(usize::MAX),
+            max_age,
+            keys_refused: self.memory.breakers.keys_refused(),
+        };
+        let tell = self.memory.warm.tell_to_end(&self.view.pods, &unwanted, self.now);
         prepared.queue.stop(&tell).await?;
         Ok(())
     }
@@ -274,6 +296,7 @@ fn begun(holder: &str, said: &str) -> Option<Begun> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pods::Stage;
 
     #[test]
     fn a_file_was_begun_if_the_pod_that_holds_it_said_so_and_not_how_it_ended() {
@@ -283,6 +306,41 @@ mod tests {
             ["another started", "another started publishing", "pod succeeded", "pod released", "nonsense"]
         {
             assert_eq!(begun("pod", said), None, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_old_and_goes_on_is_told_to_end_now_and_then_until_it_is_gone() {
+        const MAX_AGE: Duration = Duration::from_secs(3_600);
+        let serving = |name: &str, since| {
+            let pod = WorkerPod { is_warm: true, ..WorkerPod::in_stage(name, Stage::Working, since) };
+            Arc::new(pod)
+        };
+        let start = Instant::now();
+        let (old, young) = (serving("old", start), serving("young", start + Duration::from_secs(1)));
+        let pods = [Arc::clone(&old), Arc::clone(&young)];
+        let mut warm = WarmMemory::default();
+        let mut told = |pods: &[Arc<WorkerPod>], too_many, now| {
+            warm.tell_to_end(pods, &Unwanted { too_many, max_age: MAX_AGE, keys_refused: None }, now)
+        };
+        let none: [&str; 0] = [];
+        let due = start + MAX_AGE;
+        assert_eq!(told(&pods, 0, due - Duration::from_millis(1)), none, "not yet");
+        assert_eq!(told(&pods, 0, due), ["old"]);
+        assert_eq!(told(&pods, 0, due + PUBLISH_EVERY / 2), none, "it was just told");
+        assert_eq!(told(&pods, 1, due + PUBLISH_EVERY / 2), none, "it is the one too many");
+        let later = due + Duration::from_secs(1) + PUBLISH_EVERY;
+        assert_eq!(told(&pods, 0, later), ["old", "young"], "it has not listened, and the other is old too");
+        assert_eq!(
+            told(std::slice::from_ref(&young), 0, later + PUBLISH_EVERY),
+            ["young"],
+            "the first is gone"
+        );
+
+        // One that still starts cannot be told, and one that has ended need not be.
+        for stage in [Stage::Starting, Stage::Succeeded] {
+            let pod = WorkerPod { is_warm: true, ..WorkerPod::in_stage("idle", stage, start) };
+            assert_eq!(told(&[Arc::new(pod)], 0, later), none);
         }
     }
 
