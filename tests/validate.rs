@@ -270,7 +270,7 @@ fn the_sample_repository_passes_its_own_pull_requests_and_a_mistake_does_not() {
 /// Users copy these files, including any mistakes.
 #[test]
 fn the_pipelines_of_the_sample_filters_are_valid() {
-    for sample in ["file-type-py", "language"] {
+    for sample in ["checksum-sh", "file-type-py", "language", "word-count-py"] {
         let pipeline = root().join("examples/filters").join(sample).join("pipeline.yaml");
         let (code, text) = openfilter(&["-f", &pipeline.display().to_string()]);
         assert_eq!(code, 0, "{sample}: {text}");

@@ -19,7 +19,7 @@ in_both_modes! {
     a_hundred_files_are_exactly_accounted_for
     results_are_published_once_also_after_a_retry
     concurrent_filters_run_side_by_side
-    sample_filters_that_stay_running_answer_for_each_file
+    sample_filters_answer_for_each_file
     any_key_is_a_file
     files_of_any_size_arrive_whole_and_so_do_their_results
 }
@@ -260,64 +260,116 @@ async fn concurrent_filters_run_side_by_side(mode: Mode) {
     lab.check_left_nothing(&run).await;
 }
 
-/// A sample filter that speaks `Lines`, and its results.
+/// A template of docs/write-a-filter.md, and its results.
 struct Sample {
-    /// Its image, and the name of its run.
+    /// The name of its run.
     name: &'static str,
-    command: &'static [&'static str],
-    good: &'static str,
+    /// The Pipeline with its filters, which users copy.
+    pipeline: &'static str,
+    good: &'static [u8],
     /// Its result for a good file, and a part of the content.
     result: (&'static str, &'static str),
     /// A file that it can never process, and its reason.
-    bad: (&'static str, &'static str),
+    bad: (&'static [u8], &'static str),
+    /// Whether it says that another attempt at the bad file would not help: by its answer if it speaks
+    /// `Lines`, otherwise by exit code 3.
+    is_final: bool,
 }
 
-const SAMPLES: [Sample; 2] = [
+const SAMPLES: [Sample; 5] = [
     Sample {
-        name: "language",
-        command: &["/language"],
-        good: "Der Hund und die Katze sind in dem Haus.",
-        result: ("language.json", r#""language":"de""#),
-        bad: ("0 1 1 2 3 5 8", "the text is in no language that the filter knows"),
+        name: "checksum-sh",
+        pipeline: "examples/filters/checksum-sh/pipeline.yaml",
+        good: b"hello\n",
+        result: ("sha256.txt", "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03\n"),
+        bad: (b"", "the file is empty"),
+        is_final: true,
     },
     Sample {
-        name: "file-type",
-        command: &["python3", "/filter.py"],
-        good: "%PDF-1.7",
+        name: "word-count-py",
+        pipeline: "examples/filters/word-count-py/pipeline.yaml",
+        good: "drei kleine Wörter".as_bytes(),
+        result: ("words.json", r#"{"words": 3}"#),
+        bad: (b"\xff\xd8\xff", "the file is not UTF-8 text"),
+        is_final: true,
+    },
+    Sample {
+        name: "file-type-py",
+        pipeline: "examples/filters/file-type-py/pipeline.yaml",
+        good: b"%PDF-1.7",
         result: ("type.json", r#""type": "application/pdf""#),
-        bad: ("plain text", "the file is of no known type"),
+        bad: (b"plain text", "the file is of no known type"),
+        is_final: true,
+    },
+    Sample {
+        name: "language",
+        pipeline: "examples/filters/language/pipeline.yaml",
+        good: b"Der Hund und die Katze sind in dem Haus.",
+        result: ("language.json", r#""language":"de""#),
+        bad: (b"0 1 1 2 3 5 8", "the text is in no language that the filter knows"),
+        is_final: true,
+    },
+    // Two filters, of which the second reads what the first wrote.
+    Sample {
+        name: "thumbnail",
+        pipeline: "examples/demo/warm-pipeline.yaml",
+        good: GREY_DOT,
+        result: ("annotated.png", "PNG"),
+        bad: (b"plain text", "/ws/input is not a picture"),
+        is_final: false,
     },
 ];
 
-/// The samples in Rust and in Python, as users run them: a bad file is a dead letter after its first attempt.
-async fn sample_filters_that_stay_running_answer_for_each_file(mode: Mode) {
+/// A PNG of one grey pixel.
+const GREY_DOT: &[u8] = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x01\0\0\0\x01\x08\0\0\0\0\x3a\x7e\x9b\x55\
+    \0\0\0\x0aIDAT\x78\xda\x63\x68\0\0\0\x82\0\x81\xda\x45\x08\x3b\0\0\0\0IEND\xae\x42\x60\x82";
+
+/// The filters of a Pipeline that users copy, with the testbed's images.
+fn filters_of(pipeline: &str) -> Value {
+    let text = std::fs::read_to_string(tests::root().join(pipeline)).unwrap();
+    let mut pipeline: Value = serde_saphyr::from_str(&text).unwrap();
+    let mut filters = pipeline["spec"]["filters"].take();
+    for filter in filters.as_array_mut().unwrap() {
+        let image = filter["image"].as_str().unwrap().rsplit('/').next().unwrap();
+        filter["image"] = json!(reference(image.split(':').next().unwrap()));
+        filter["imagePullPolicy"] = json!("Never");
+    }
+    filters
+}
+
+/// The templates in shell, Python and Rust, with the filters of the Pipelines that users copy. A bad file is a
+/// dead letter, after its first attempt if the filter says so.
+async fn sample_filters_answer_for_each_file(mode: Mode) {
     static LOADED: OnceCell<()> = OnceCell::const_new();
     let lab = Lab::in_mode("samples", mode).await;
-    let load = || async { lab.testbed.load_images(&[Set::Filters, Set::Python]).unwrap() };
+    let load = || async { lab.testbed.load_images(&[Set::Filters, Set::Scripts]).unwrap() };
     LOADED.get_or_init(load).await;
-    for Sample { name, command, good, result, bad } in SAMPLES {
-        lab.put(&format!("{name}/bad"), bad.0).await;
-        lab.put(&format!("{name}/good"), good).await;
+    for Sample { name, pipeline, good, result, bad, is_final } in SAMPLES {
+        let put = async |file: &str, content: &'static [u8]| {
+            lab.services.s3.put(&lab.bucket, &format!("{name}/{file}"), content).await.unwrap();
+        };
+        put("bad", bad.0).await;
+        put("good", good).await;
         let mut sink = lab.bucket();
         sink["prefix"] = json!("results/");
-        let filter = json!({"name": "main", "image": reference(name), "command": command, "protocol": "Lines",
-            "imagePullPolicy": "Never"});
-        lab.pipeline(json!({"filters": [filter], "sink": {"bucket": sink}})).await;
-        // The pod that has refused a file continues with the next one.
-        let pods = if mode == Mode::Warm { 1 } else { 2 };
+        lab.pipeline(json!({"filters": filters_of(pipeline), "sink": {"bucket": sink}})).await;
+        let attempts = if is_final { 1 } else { 2 };
+        // In Warm mode, the pod that has refused a file continues with the next one.
+        let (parallelism, pods) = if mode == Mode::Warm { (1, 1) } else { (2, 1 + attempts) };
+        let execution = json!({"parallelism": parallelism, "maxAttempts": 2, "nonRetryableExitCodes": [3]});
         let source = json!({"prefix": format!("{name}/")});
-        lab.run(name, json!({"source": source, "execution": {"parallelism": pods}})).await;
+        lab.run(name, json!({"source": source, "execution": execution})).await;
         let run = lab.finished(name).await;
         assert_eq!(counts(&run), (2, 1, 1), "{name}: {:?}", run.status.unwrap().recent_failures);
         let letters = lab.dead_letters(name).await;
-        assert_eq!((letters[0].file.clone(), letters[0].attempts), (format!("{name}/bad"), 1));
+        assert_eq!((letters[0].file.clone(), letters[0].attempts), (format!("{name}/bad"), attempts));
         assert!(letters[0].reason.contains(bad.1), "{}", letters[0].reason);
         let key = format!("results/{name}/good/{}", result.0);
         assert_eq!(lab.keys_below(&format!("results/{name}/")).await, [key.as_str()]);
         let stored = lab.services.s3.get(&lab.bucket, &key).await.unwrap();
         let stored = String::from_utf8_lossy(&stored);
         assert!(stored.contains(result.1), "{stored}");
-        assert_eq!(lab.witness.pods_ever(name), pods, "{name}: no pod is replaced");
+        assert_eq!(lab.witness.pods_ever(name), pods as usize, "{name}: no pod is replaced");
         lab.api::<Pipeline>().delete("p", &Default::default()).await.unwrap();
     }
 }

@@ -186,7 +186,7 @@ impl Worker {
     }
 
     /// Processes a file.
-    pub fn process(&mut self, script: &str) -> Done {
+    pub fn process(&mut self, script: &(impl AsRef<[u8]> + ?Sized)) -> Done {
         self.begin(script);
         self.done()
     }
@@ -199,7 +199,7 @@ impl Worker {
     }
 
     /// Hands over a file.
-    pub fn begin(&mut self, script: &str) {
+    pub fn begin(&mut self, script: &(impl AsRef<[u8]> + ?Sized)) {
         self.running.input(script);
         self.send(&Request::File { timeout: None });
     }
@@ -245,7 +245,7 @@ impl Running {
     }
 
     /// Puts a file into the workspace.
-    pub fn input(&self, script: &str) {
+    pub fn input(&self, script: &(impl AsRef<[u8]> + ?Sized)) {
         // As the worker does: a process of the last file may still be reading that one.
         fs::write(self.path("next"), script).unwrap();
         fs::rename(self.path("next"), self.path("ws/input")).unwrap();

@@ -1,5 +1,5 @@
-//! The sample filters that speak `Lines`, with real processes: in a pod that processes many files, and in a
-//! pod for each file.
+//! The sample filters with real processes. Those that speak `Lines` run in a pod that processes many files, and
+//! in a pod for each file; scripts that are started per file need the shim only in the first.
 
 use std::{
     env, fs,
@@ -11,7 +11,7 @@ use shim::wire::Ending;
 
 use crate::harness::{Container, Running};
 
-/// A sample filter, and its results.
+/// A sample filter that speaks `Lines`, and its results.
 struct Sample {
     program: PathBuf,
     /// Its command, if the program is `/srv/sample`.
@@ -129,5 +129,34 @@ fn in_a_pod_of_its_own_a_file_ends_with_an_exit_code() {
         let (running, code) = sample.run_once(container, sample.good);
         let reason = fs::read_to_string(running.path("log")).unwrap();
         assert!(code == 1 && reason.contains("Not a directory"), "{code}: {reason}");
+    }
+}
+
+#[test]
+fn a_script_that_is_started_per_file_answers_with_its_exit_code() {
+    let checksum = ("sh", "checksum-sh/filter.sh", "sha256.txt", "5891b5b522d5df08");
+    let word_count = ("python3", "word-count-py/filter.py", "words.json", r#"{"words": 1}"#);
+    for ((interpreter, script, result, content), bad, reason) in [
+        (checksum, b"".as_slice(), "the file is empty"),
+        (word_count, b"\xff\xd8\xff", "the file is not UTF-8 text"),
+    ] {
+        let container = Container::new(&[interpreter, "/srv/sample"])
+            .env("SOURCE_PATH", "/srv/ws/input")
+            .env("OUTPUT_PATH", "/srv/ws/out/detect");
+        fs::copy(root().join("examples/filters").join(script), container.path("sample")).unwrap();
+        let mut worker = container.serve();
+        let result = worker.running.path("ws/out/detect").join(result);
+        for _ in 0..2 {
+            assert_eq!(worker.process("hello\n").ending, Ending::Exited(0), "{}", worker.running.log());
+            let text = fs::read_to_string(&result).unwrap();
+            assert!(text.contains(content), "{script}: {text}");
+            fs::remove_file(&result).unwrap();
+            let refused = worker.process(bad);
+            assert_eq!((refused.ending, refused.text.as_str()), (Ending::Exited(3), reason));
+            assert!(!result.exists());
+        }
+        break_results(result.parent().unwrap());
+        let failed = worker.process("hello\n");
+        assert!(matches!(failed.ending, Ending::Exited(code) if ![0, 3].contains(&code)), "{failed:?}");
     }
 }

@@ -28,6 +28,9 @@ pub const NONROOT: &str = "65532:65532";
 /// Path of the shim in an image that contains it.
 pub const SHIM: &str = "/shim";
 
+const BUSYBOX: &str = "/bin/busybox";
+const PYTHON: &str = "/usr/bin/python3";
+
 /// The origin of an image's program.
 #[derive(Debug, Clone, Copy)]
 pub enum Source {
@@ -37,6 +40,9 @@ pub enum Source {
     Go(&'static Module),
     /// A program of one of the machine's packages.
     Machine(&'static str),
+    /// A script below `examples/filters`; the program of its image is the machine's interpreter. Users build
+    /// the image from the `Dockerfile` beside the script.
+    Script(&'static str),
 }
 
 /// One line of the table.
@@ -73,8 +79,8 @@ pub enum Set {
     Product,
     /// Sample filters.
     Filters,
-    /// The Python sample filter, which has a Dockerfile of its own for users.
-    Python,
+    /// Sample filters that are scripts.
+    Scripts,
     /// For suites only.
     Tests,
 }
@@ -83,7 +89,7 @@ pub enum Set {
 pub const RECIPES: &[Recipe] = &[
     Recipe {
         name: "pause",
-        source: Source::Machine("/bin/busybox"),
+        source: Source::Machine(BUSYBOX),
         program: "/bin/sleep",
         arguments: &["2147483647"],
         certificates: false,
@@ -103,8 +109,8 @@ pub const RECIPES: &[Recipe] = &[
     },
     Recipe {
         name: "busybox",
-        source: Source::Machine("/bin/busybox"),
-        program: "/bin/busybox",
+        source: Source::Machine(BUSYBOX),
+        program: BUSYBOX,
         arguments: &[],
         certificates: false,
         shim: false,
@@ -193,13 +199,33 @@ pub const RECIPES: &[Recipe] = &[
     },
     Recipe {
         name: "file-type",
-        source: Source::Machine("/usr/bin/python3"),
-        program: "/usr/bin/python3",
+        source: Source::Script("file-type-py/filter.py"),
+        program: PYTHON,
         arguments: &["/filter.py"],
         certificates: false,
         shim: false,
         description: "A sample filter that stays running: tells the type of a file",
-        set: Set::Python,
+        set: Set::Scripts,
+    },
+    Recipe {
+        name: "word-count",
+        source: Source::Script("word-count-py/filter.py"),
+        program: PYTHON,
+        arguments: &["/filter.py"],
+        certificates: false,
+        shim: false,
+        description: "A sample filter: counts the words of a text",
+        set: Set::Scripts,
+    },
+    Recipe {
+        name: "checksum",
+        source: Source::Script("checksum-sh/filter.sh"),
+        program: BUSYBOX,
+        arguments: &["sh", "/filter.sh"],
+        certificates: false,
+        shim: false,
+        description: "A sample filter: writes the checksum of a file",
+        set: Set::Scripts,
     },
     Recipe {
         name: "probe",
@@ -234,13 +260,13 @@ impl Recipe {
         let mut image = self.declaration();
         let content = match self.source {
             Source::Cargo => Content::Program(programs::stripped(paths, program)?),
-            Source::Go(_) | Source::Machine(_) => Content::Copy(program.to_owned()),
+            Source::Go(_) | Source::Machine(_) | Source::Script(_) => Content::Copy(program.to_owned()),
         };
         image.add_program(program, content, self.program);
         if self.shim {
             image.files.insert(SHIM.into(), Content::Copy(programs::static_shim(paths)?));
         }
-        if self.name == "busybox" {
+        if self.program == BUSYBOX {
             let listed = command::run(
                 "list the tools of busybox",
                 &[program.display().to_string().as_str(), "--list"],
@@ -249,9 +275,12 @@ impl Recipe {
                 image.files.insert(format!("/bin/{tool}").into(), Content::Link("busybox".into()));
             }
         }
-        if self.set == Set::Python {
-            let script = paths.root.join("examples/filters/file-type-py/filter.py");
-            image.files.insert("/filter.py".into(), Content::Copy(script));
+        if let Source::Script(script) = self.source {
+            let source = paths.root.join("examples/filters").join(script);
+            let name = source.file_name().unwrap_or_default();
+            image.files.insert(Path::new("/").join(name), Content::Copy(source));
+        }
+        if self.program == PYTHON {
             for module in python_modules(program)? {
                 let content = Content::Copy(module.clone());
                 // Only libraries need other libraries.
@@ -303,9 +332,9 @@ impl Recipe {
     }
 }
 
-/// The modules that the sample filter imports, and those that Python itself needs.
+/// The modules that the sample filters import, and those that Python itself needs.
 fn python_modules(python: &Path) -> Result<Vec<PathBuf>> {
-    const LIST: &str = "import json, sys; files = {getattr(module, '__file__', None) for module in sys.modules.values()}; \
+    const LIST: &str = "import json, os, sys; files = {getattr(module, '__file__', None) for module in sys.modules.values()}; \
                         print('\\n'.join(file for file in files if file))";
     let python = python.display().to_string();
     let listed = command::run("list the modules of Python", &[python.as_str(), "-I", "-c", LIST])?;
@@ -322,6 +351,7 @@ pub fn build(paths: &Paths, sets: &[Set], profile: Profile) -> Result<Vec<PathBu
             Source::Cargo => built[recipe.name].clone(),
             Source::Go(module) => module.program(paths)?,
             Source::Machine(path) => PathBuf::from(path),
+            Source::Script(_) => PathBuf::from(recipe.program),
         };
         let archive = paths.images().join(format!("{}.tar", recipe.name));
         recipe.image(paths, &program)?.write(&archive)?;

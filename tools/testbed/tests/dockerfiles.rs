@@ -117,3 +117,19 @@ fn dockerfiles_hold_and_declare_what_the_table_does() {
         .filter(|recipe| !matches!(recipe.set, Set::Worker | Set::Product | Set::Filters | Set::Tests));
     assert_eq!(elsewhere.map(|recipe| recipe.name).collect::<Vec<_>>(), Vec::<&str>::new());
 }
+
+/// The base image and the path of its interpreter differ: users have no machine like the testbed's.
+#[test]
+fn dockerfiles_of_scripts_run_them_as_the_table_does() {
+    let samples = Paths::find().unwrap().root.join("examples/filters");
+    for recipe in RECIPES {
+        let Source::Script(script) = recipe.source else { continue };
+        let (folder, name) = script.split_once('/').unwrap();
+        let text = fs::read_to_string(samples.join(folder).join("Dockerfile")).unwrap();
+        assert!(text.contains(&format!("\nCOPY {name} /{name}\n")), "{folder}: {text}");
+        let declared = &stages(&text)[""];
+        let table = recipe.declaration();
+        assert_eq!(declared.user, table.user, "{folder}");
+        assert_eq!(declared.entrypoint.last(), table.entrypoint.last(), "{folder}");
+    }
+}
