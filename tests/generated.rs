@@ -56,6 +56,32 @@ fn what_the_tables_of_threats_and_guarantees_name_exists() {
     }
 }
 
+/// Users copy what docs/write-a-filter.md quotes: each block of code is part of the file that the page links
+/// before it, and a script that is started per file is quoted whole.
+#[test]
+fn what_write_a_filter_quotes_is_the_tested_file() {
+    const LINK: &str = "](../examples/filters/";
+    let page = fs::read_to_string(root().join("docs/write-a-filter.md")).unwrap();
+    let mut quoted = Vec::new();
+    for language in ["sh", "python", "rust"] {
+        for (start, fence) in page.match_indices(&format!("\n```{language}\n")) {
+            let (code, _) = page[start + fence.len()..].split_once("```").unwrap();
+            let (_, link) = page[..start].rsplit_once(LINK).unwrap();
+            let file = link.split(')').next().unwrap();
+            let text = fs::read_to_string(root().join("examples/filters").join(file)).unwrap();
+            assert!(text.contains(code), "{file} does not contain what the page quotes:\n{code}");
+            quoted.push((file, text == code));
+        }
+    }
+    let expected = [
+        ("checksum-sh/filter.sh", true),
+        ("word-count-py/filter.py", true),
+        ("file-type-py/filter.py", false),
+        ("thumbnail/src/main.rs", false),
+    ];
+    assert_eq!(quoted, expected, "what the page quotes, and whether it is the whole file");
+}
+
 /// All Rust sources below a folder.
 fn sources(folder: &Path) -> String {
     let mut text = String::new();

@@ -47,8 +47,8 @@ for line in sys.stdin:
         answer = {"ok": True}
     except Refused as refused:
         answer = {"ok": False, "reason": str(refused), "retry": False}
-    # What fails here may work the next time: a disk that is full, say. Any other error ends the filter, which is then started again.
+    # Another attempt may succeed, for example after a full disk. Any other error ends the filter, which is started again.
     except OSError as error:
         answer = {"ok": False, "reason": str(error), "retry": True}
-    # An answer begins a line, and is none as long as it waits in a buffer.
+    # The answer must start a line. Without `flush` it would stay in a buffer, and the file would time out.
     print("::openfilter::" + json.dumps(answer), flush=True)
