@@ -17,6 +17,6 @@ async fn kubectl_runs_openfilter_as_a_plugin() {
     kubectl.args(["openfilter", "validate", "-f", "examples/demo"]);
     let output = kubectl.current_dir(root()).env("PATH", folder.path()).output().unwrap();
     let [said, complaint] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-    // README.md shows this output, with both mistakes of the demo.
+    // docs/demo.md shows this output, with both mistakes of the demo.
     assert!(output.status.code() == Some(1) && said.contains("5 checked, 2 mistakes"), "{said}{complaint}");
 }

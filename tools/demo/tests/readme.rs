@@ -1,6 +1,8 @@
-//! README.md as a new user follows it: the test clones the project into an empty folder and types every
-//! command there.
+//! README.md, docs/demo.md and CONTRIBUTING.md as a new user follows them: the test clones the project into an
+//! empty folder and types every command there. README's first Pipeline is in `getting_started.rs`.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
+
+mod page;
 
 use std::{
     fs,
@@ -8,22 +10,28 @@ use std::{
     process::Command,
 };
 
+use page::{Block, blocks};
 use testbed::{Found, Paths, Whose, checkout};
 
-/// What to do with a command of README.md.
+/// The pages, in the order in which they are followed.
+const PAGES: [&str; 3] = ["README.md", "docs/demo.md", "CONTRIBUTING.md"];
+
+/// What to do with a command of a page.
 enum Here {
     /// It succeeds and prints this.
     Prints(&'static str),
-    /// It fails, as README.md shows, and prints this.
+    /// It fails, as the page shows, and prints this.
     Fails(&'static str),
+    /// It fails, and prints exactly what the page shows.
+    FailsAsShown,
     /// It never ends: it runs for some seconds and prints this.
     Watches(&'static str),
     /// It is not typed here, for this reason.
     Not(&'static str),
 }
-use Here::{Fails, Not, Prints, Watches};
+use Here::{Fails, FailsAsShown, Not, Prints, Watches};
 
-/// Every command of README.md in order, by its beginning. A command without a row here is untested.
+/// Every command of the pages in order, by its beginning. A command without a row here is untested.
 const COMMANDS: &[(&str, Here)] = &[
     ("make demo", Prints("times as fast as a pod per file")),
     ("make test", Not("this is a part of it")),
@@ -33,11 +41,12 @@ const COMMANDS: &[(&str, Here)] = &[
         "kubectl apply --server-side -k examples/install",
         Not("nobody pulls from there; tests/deploy tries it"),
     ),
+    ("kubectl apply -f first.yaml", Not("getting_started.rs does")),
+    ("kubectl wait plr/first", Not("getting_started.rs does")),
+    ("kubectl get plr first", Not("getting_started.rs does")),
     ("kubectl apply --server-side -k kustomize/gitops/argocd/dev", Not("tests/gitops does, with an Argo CD")),
     ("kubectl apply --server-side -k kustomize/gitops/flux/dev", Not("tests/gitops does, with a Flux")),
-    ("openfilter validate -f examples/demo", Fails("5 checked, 2 mistakes")),
-    ("kubectl apply -f policies/max-parallelism/policy.yaml", Prints("max-parallelism created")),
-    ("sed 's/parallelism: 6/parallelism: 500/'", Fails("[policy max-parallelism/parallelism]")),
+    ("kubectl apply -f examples/demo/bad-run.yaml", FailsAsShown),
     ("kubectl create -f examples/demo/run.yaml", Prints("created")),
     ("kubectl get plr -n openfilter-demo -w", Watches("thumbnails   Succeeded   37/37       36          1")),
     ("kubectl wait -n openfilter-demo plr/", Prints("condition met")),
@@ -46,6 +55,11 @@ const COMMANDS: &[(&str, Here)] = &[
         "kubectl get plr -n openfilter-demo",
         Prints("camera/north/IMG_2019.jpg\t2\tthumbnail exited with code 1"),
     ),
+    ("kubectl apply -f policies/max-parallelism/policy.yaml", Prints("max-parallelism created")),
+    ("sed 's/parallelism: 6/parallelism: 500/'", Fails("[policy max-parallelism/parallelism]")),
+    ("openfilter validate -f examples/demo", FailsAsShown),
+    ("docker build --target operator", Not("this machine has no Docker")),
+    ("make demo DEMO_CLUSTER=current", Not("demo.rs does")),
     ("make help", Prints("make demo")),
     ("make test-fast", Not("a part of `make test`")),
     ("make fuzz", Not("a smaller one is part of `make test`")),
@@ -59,34 +73,14 @@ const UNTIL_REFUSED: &str = "sed 's/parallelism: 6/parallelism: 500/' examples/d
     for try in $(seq 100); do kubectl create --dry-run=server -f ../big-run.yaml 2>&1 | grep -q max-parallelism/ && exit; sleep 1; done; \
     exit 1";
 
-/// A block of README.md: the commands, and all that is shown.
-struct Block {
-    commands: Vec<String>,
-    shown: String,
+/// Whether this is the output of `make demo`, whose commands the demo shows and the user does not type.
+fn is_the_demo(block: &Block) -> bool {
+    block.text.starts_with("$ make demo\n")
 }
 
-impl Block {
-    /// Whether this is the output of `make demo`, whose commands the demo shows and the user does not type.
-    fn is_the_demo(&self) -> bool {
-        self.shown.starts_with("$ make demo\n")
-    }
-}
-
-fn blocks(readme: &str) -> Vec<Block> {
-    let mut blocks = Vec::new();
-    for (language, text) in readme.split("```").skip(1).step_by(2).filter_map(|block| block.split_once('\n'))
-    {
-        let typed = |line: &str| match language {
-            "" => Some(line.split(" #").next().unwrap_or_default().trim().to_owned()),
-            "console" => line.strip_prefix("$ ").map(str::to_owned),
-            _ => None,
-        };
-        let commands: Vec<String> = text.lines().filter_map(typed).filter(|line| !line.is_empty()).collect();
-        if !commands.is_empty() {
-            blocks.push(Block { commands, shown: text.to_owned() });
-        }
-    }
-    blocks
+/// The blocks of all pages in a checkout.
+fn all_blocks(root: &Path) -> Vec<Block> {
+    PAGES.iter().flat_map(|page| blocks(&fs::read_to_string(root.join(page)).unwrap())).collect()
 }
 
 /// The result of a command.
@@ -172,26 +166,24 @@ impl Drop for Shell {
 
 /// Cheap, so that a command without a row is found long before the clone is built.
 #[test]
-fn every_command_of_the_readme_has_a_row_here() {
-    let readme = fs::read_to_string(Paths::find().unwrap().root.join("README.md")).unwrap();
-    let typed = blocks(&readme).into_iter().filter(|block| !block.is_the_demo());
-    let commands: Vec<String> = typed.flat_map(|block| block.commands).collect();
+fn every_command_of_the_pages_has_a_row_here() {
+    let typed = all_blocks(&Paths::find().unwrap().root).into_iter().filter(|block| !is_the_demo(block));
+    let commands: Vec<String> = typed.flat_map(|block| block.commands).map(|command| command.line).collect();
     for (command, (begin, _)) in commands.iter().zip(COMMANDS) {
-        assert!(command.starts_with(begin), "README.md has {command:?}, this test {begin:?}");
+        assert!(command.starts_with(begin), "a page has {command:?}, this test {begin:?}");
     }
-    assert_eq!(commands.len(), COMMANDS.len(), "README.md and this test do not have the same commands");
+    assert_eq!(commands.len(), COMMANDS.len(), "the pages and this test do not have the same commands");
 }
 
 #[test]
 #[ignore = "builds a clone and starts its cluster"]
-fn every_command_of_the_readme_works_in_a_clone() {
+fn every_command_of_the_pages_works_in_a_clone() {
     let mut shell = Shell::clone();
-    let readme = fs::read_to_string(shell.clone.join("README.md")).unwrap();
     let mut table = COMMANDS.iter();
     let (mut demo, mut names) = (String::new(), Vec::new());
-    for block in blocks(&readme) {
-        if block.is_the_demo() {
-            for command in &block.commands[1..] {
+    for block in all_blocks(&shell.clone) {
+        if is_the_demo(&block) {
+            for command in block.text.lines().skip(1).filter_map(|line| line.strip_prefix("$ ")) {
                 let command = renamed(command, &names);
                 assert!(demo.contains(&format!("$ {command}\n")), "the demo does not show {command:?}");
             }
@@ -199,21 +191,23 @@ fn every_command_of_the_readme_works_in_a_clone() {
         }
         for command in &block.commands {
             let (begin, here) = table.next().unwrap();
-            let command = renamed(command, &names);
+            let shown = command.shown.join("\n");
+            let command = renamed(&command.line, &names);
             let (expected, printed, worked) = match here {
                 Not(why) => {
                     println!("({command} is left out: {why})");
                     continue;
                 }
-                Prints(expected) => (expected, shell.type_in(&command), true),
-                Fails(expected) => (expected, shell.type_in(&command), false),
-                Watches(expected) => (expected, shell.type_in(&format!("timeout 20 {command}")), false),
+                Prints(expected) => (*expected, shell.type_in(&command), true),
+                Fails(expected) => (*expected, shell.type_in(&command), false),
+                FailsAsShown => (shown.as_str(), shell.type_in(&command), false),
+                Watches(expected) => (*expected, shell.type_in(&format!("timeout 20 {command}")), false),
             };
             assert!(printed.text.contains(expected), "{command} does not print {expected:?}");
             assert_eq!(printed.worked, worked, "{command}");
             match *begin {
                 "make demo" => {
-                    (names, demo) = (run_names(&printed.text), printed.text);
+                    (names, demo) = (run_names(&printed.text), printed.text.clone());
                     let exports = demo.lines().filter(|line| line.starts_with("export "));
                     shell.exports = exports.map(|line| format!("{line}; ")).collect();
                 }
@@ -223,14 +217,10 @@ fn every_command_of_the_readme_works_in_a_clone() {
                     // to type a line.
                     assert!(shell.type_in(UNTIL_REFUSED).worked);
                 }
-                "openfilter validate -f examples/demo" => {
-                    assert_eq!(
-                        printed.text,
-                        block.shown.split_once('\n').unwrap().1,
-                        "README.md shows something else"
-                    )
-                }
                 _ => {}
+            }
+            if matches!(here, FailsAsShown) {
+                assert_eq!(printed.text.trim_end(), expected, "the page shows something else");
             }
         }
     }
@@ -245,7 +235,7 @@ fn run_names(text: &str) -> Vec<String> {
 /// How many characters the API server appends to a `generateName`.
 const SUFFIX: usize = 5;
 
-/// A command with these run names instead of those in README.md.
+/// A command with these run names instead of those on the page.
 fn renamed(command: &str, names: &[String]) -> String {
     names.iter().fold(command.to_owned(), |command, name| {
         let (prefix, _) = name.split_at(name.len() - SUFFIX);
