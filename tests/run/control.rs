@@ -18,6 +18,7 @@ in_both_modes! {
     a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods
     a_run_that_is_deleted_while_it_runs_leaves_nothing_and_can_be_run_again
     a_job_that_others_suspend_starts_nothing_until_they_resume_it
+    a_deleted_job_comes_back_while_the_run_runs_and_never_after
 }
 
 async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more_pods(mode: Mode) {
@@ -104,10 +105,8 @@ async fn a_job_that_others_suspend_starts_nothing_until_they_resume_it(mode: Mod
 
 /// A run is executed once: a Job that is deleted in mid-run is created again, but not one that is deleted
 /// after the end.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after() {
-    let mut lab = Lab::new("jobs").await;
+async fn a_deleted_job_comes_back_while_the_run_runs_and_never_after(mode: Mode) {
+    let mut lab = Lab::in_mode("jobs", mode).await;
     lab.put_many("", 5, |_| "sleep 2".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 5}})).await;

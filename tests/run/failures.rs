@@ -18,16 +18,17 @@ use crate::player::Player;
 in_both_modes! {
     a_filter_that_says_bad_input_is_not_asked_again_and_one_killed_for_memory_says_so
     a_run_stops_when_its_time_is_over_or_too_many_files_failed
+    a_quota_and_a_refusal_are_told_and_waited_for
 }
 
 /// Cluster-scoped objects, which are deleted when this value is dropped, even by a panic.
-struct ForTheCluster {
+pub struct ForTheCluster {
     testbed: Testbed,
     objects: String,
 }
 
 impl ForTheCluster {
-    fn apply(lab: &Lab, objects: &[Value]) -> Self {
+    pub fn apply(lab: &Lab, objects: &[Value]) -> Self {
         let objects = json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
         let made = Self { testbed: lab.testbed.clone(), objects };
         made.testbed.kubectl(&["apply", "-f", "-"], &made.objects).unwrap();
@@ -399,10 +400,8 @@ async fn a_run_stops_when_its_time_is_over_or_too_many_files_failed(mode: Mode) 
 
 /// An exhausted quota, and pods that admission refuses, are the run's problem, reported in the API server's
 /// own words.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_quota_and_a_refusal_are_told_and_waited_for() {
-    let lab = Lab::new("quota").await;
+async fn a_quota_and_a_refusal_are_told_and_waited_for(mode: Mode) {
+    let lab = Lab::in_mode("quota", mode).await;
     lab.put_many("", 8, |number| format!("sleep {}", if number == 7 { 10 } else { 1 })).await;
     lab.create::<ResourceQuota>(json!({"metadata": {"name": "few"}, "spec": {"hard": {"pods": "0"}}})).await;
     lab.pipeline(json!({})).await;

@@ -6,18 +6,20 @@ use std::time::Duration;
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use http::Method;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 use testbed::{Doing, Fault, FaultyS3, Rule};
 
-use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, is_in_phase, phase};
+use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, is_in_phase, names, phase};
 
 in_both_modes! {
     an_operator_that_is_killed_again_and_again_loses_nothing
     valkey_that_went_back_to_before_a_failure_is_told_of_it_again
     two_operators_at_once_count_every_file_once
+    an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next
+    a_pod_that_is_deleted_by_hand_leaves_its_file_to_another
 }
 
 pub fn of(run: &PipelineRun, count: impl Fn(&crds::v1alpha1::Counts) -> i64) -> i64 {
@@ -118,18 +120,17 @@ async fn an_operator_that_is_killed_again_and_again_loses_nothing(mode: Mode) {
 }
 
 /// Killed while the queue is closed and a pod still exists.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next() {
-    let mut lab = Lab::new("ending").await;
+async fn an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next(mode: Mode) {
+    let mut lab = Lab::in_mode("ending", mode).await;
     lab.put("bad", "exit 1").await;
     // As the first process of its container, the filter ignores the signal to stop, and takes all of its ten
     // seconds.
     lab.put("long", "sleep 300").await;
     lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
+    // One pod at a time: the bad file comes first.
+    lab.run("r", json!({"execution": {"maxAttempts": 1, "parallelism": 1}})).await;
     lab.until("r", "one has failed", |run| of(run, |counts| counts.failed) == 1).await;
-    lab.pod_that("its filter works", |pod| is_in_phase(pod, "Running").then_some(())).await;
+    lab.filters_work("r", 1).await;
     lab.patch("r", json!({"spec": {"execution": {"maxFailedFiles": 0}}})).await;
     let closed = async || Ok(lab.meta("r", "state").await.filter(|state| state == "closed"));
     lab.eventually("the queue is closed", closed).await;
@@ -348,34 +349,20 @@ async fn a_run_whose_storage_hangs_delays_no_other() {
     assert_eq!(counts(&lab.finished("hangs").await), (3, 3, 0));
 }
 
-/// A pod that is deleted by hand leaves its file to another pod.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another() {
-    let mut lab = Lab::new("evicted").await;
+/// Pods are deleted by hand, one while an operator watches and one without any: each leaves its file to another.
+async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another(mode: Mode) {
+    let mut lab = Lab::in_mode("evicted", mode).await;
     lab.put_many("", 3, |_| "sleep 10".to_owned()).await;
     lab.pipeline(json!({})).await;
     lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 1}})).await;
-    lab.until("r", "all are processed", |run| of(run, |counts| counts.running) == 3).await;
-    let pods = lab.pods().await;
-    let name = pods[0].metadata.name.clone().unwrap();
-    // Once while an operator watches, and once without one.
-    lab.api::<k8s_openapi::api::core::v1::Pod>()
-        .delete(&name, &DeleteParams::default().grace_period(0))
-        .await
-        .unwrap();
+    let pods = names(lab.filters_work("r", 3).await);
+    let api = lab.api::<Pod>();
+    let at_once = DeleteParams::default().grace_period(0);
+    api.delete(&pods[0], &at_once).await.unwrap();
     lab.kill_operators().await;
-    let name = pods[1].metadata.name.clone().unwrap();
-    lab.api::<k8s_openapi::api::core::v1::Pod>()
-        .delete(&name, &DeleteParams::default().grace_period(0))
-        .await
-        .unwrap();
+    api.delete(&pods[1], &at_once).await.unwrap();
     let gone = async || {
-        let found = lab
-            .api::<k8s_openapi::api::core::v1::Pod>()
-            .get_opt(&name)
-            .await
-            .doing(|| "look for the pod".to_owned())?;
+        let found = api.get_opt(&pods[1]).await.doing(|| "look for the pod".to_owned())?;
         Ok(found.is_none().then_some(()))
     };
     lab.eventually("the pod is gone", gone).await;
