@@ -14,6 +14,7 @@ use serde_json::json;
 use testbed::services::S3_IP_URL;
 use testbed::{Fault, FaultyS3, Rule};
 
+use crate::failures::ForTheCluster;
 use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, message, phase, running};
 
 /// A process of a pod, which runs on this machine.
@@ -416,6 +417,79 @@ async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() 
     let is_left = |trace: &String| trace.starts_with("openfilter:") || trace.ends_with(":states");
     assert!(!traces.iter().any(is_left), "users and reports are gone: {traces:?}");
     assert!(lab.pods().await.is_empty());
+}
+
+/// Filters that run as another user than the worker. What only they may read is published all the same. A link out of their folder
+/// is refused, and charges only its own file.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn results_that_only_their_filter_may_read_are_published_and_a_link_that_leads_out_is_refused() {
+    let lab = Lab::in_mode("private", Mode::Warm).await;
+    let _policy = run_filters_as(&lab, "main", 1_000).await;
+    for (key, content) in [("1-link", "point-out"), ("2-private", "hide"), ("3-plain", "sleep 4")] {
+        lab.put(&format!("in/{key}"), content).await;
+    }
+    let mut sink = lab.bucket();
+    sink["prefix"] = json!("results/");
+    lab.pipeline(json!({"source": {"bucket": {"prefix": "in/"}}, "sink": {"bucket": sink}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
+    let users =
+        [Process::Worker, Process::Shim].map(async |process| user_of(one_of(&lab, "r", process).await));
+    let users = futures::future::join_all(users).await;
+    assert_eq!(users, ["65532", "1000"], "worker and filter");
+    let run = lab.finished("r").await;
+    assert_eq!(counts(&run), (3, 2, 1));
+    let letter = lab.dead_letters("r").await.remove(0);
+    assert_eq!(letter.file, "in/1-link");
+    let reason = letter.reason;
+    assert!(
+        reason.starts_with("PublishIncomplete") && reason.contains("a link out of the folder"),
+        "{reason}"
+    );
+    let results = lab.keys_below("results/").await;
+    assert_eq!(results, ["results/2-private/private/copy", "results/3-plain/copy"]);
+    let private = lab.services.s3.get(&lab.bucket, &results[0]).await.unwrap();
+    assert_eq!(private, "hide");
+    assert_eq!(lab.witness.pods_ever("r"), 1, "the pod goes on");
+    lab.check_left_nothing(&run).await;
+}
+
+/// Gives the containers of this name a user, as an image of its own would: all images of the suite have the same one.
+async fn run_filters_as(lab: &Lab, filter: &str, user: u32) -> ForTheCluster {
+    let name = lab.namespace.name.as_str();
+    let match_pods = json!({
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
+        "resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+    });
+    let security = format!("Object.spec.containers.securityContext{{runAsUser: {user}}}");
+    let container = format!("Object.spec.containers{{name: '{filter}', securityContext: {security}}}");
+    let expression = format!("Object{{spec: Object.spec{{containers: [{container}]}}}}");
+    let mutation =
+        json!({"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": expression}});
+    let policy = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy",
+        "metadata": {"name": name}, "spec": {"matchConstraints": match_pods, "mutations": [mutation],
+            "failurePolicy": "Fail", "reinvocationPolicy": "Never"}});
+    let binding = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
+        "metadata": {"name": name}, "spec": {"policyName": name}});
+    let policy = ForTheCluster::apply(lab, &[policy, binding]);
+    let security = json!({"allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any"},
+        "spec": {"containers": [{"name": filter, "image": "i", "securityContext": security}]}});
+    let words = ["create", "-n", name, "--dry-run=server", "-o", "jsonpath={..runAsUser}", "-f", "-"];
+    let heeded = async || {
+        let answer = lab.testbed.kubectl(&words, &pod.to_string()).unwrap();
+        Ok((answer == user.to_string()).then_some(()))
+    };
+    lab.eventually("filters run as another user", heeded).await;
+    policy
+}
+
+/// The user that a process runs as.
+fn user_of(pid: u32) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
+    users.split_whitespace().next().unwrap().to_owned()
 }
 
 /// A hanging filter is ended and charged; its pod continues with the next file. Meanwhile the run needs fewer

@@ -7,13 +7,23 @@
 //! probe sleep SECONDS      waits, then copies
 //! probe exit CODE          ends with this code
 //! probe eat-memory         allocates memory until it is killed
+//! probe hide               copies into a folder that only its own user may enter
+//! probe point-out          leaves a link to a file outside of its output
 //! probe obey               runs the command in the first line of the file
 //! ```
 
-use std::{env, error::Error, fs, path::PathBuf, process::ExitCode, thread, time::Duration};
+use std::{
+    env,
+    error::Error,
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::PathBuf,
+    process::ExitCode,
+    thread,
+    time::Duration,
+};
 
-const USAGE: &str =
-    "probe copy | fail-on-marker | fail-times N | sleep SECONDS | exit CODE | eat-memory | obey";
+const USAGE: &str = "probe copy | fail-on-marker | fail-times N | sleep SECONDS | exit CODE | eat-memory | hide | point-out | obey";
 const MARKER: &[u8] = b"FAIL-HERE";
 
 fn main() -> ExitCode {
@@ -48,6 +58,11 @@ fn run(words: &[&str]) -> Result<ExitCode, Box<dyn Error>> {
         }
         ["exit", code] => Ok(ExitCode::from(code.parse::<u8>()?)),
         ["eat-memory"] => eat_memory(),
+        ["hide"] => hide(),
+        ["point-out"] => {
+            symlink("/etc/passwd", output()?.join("link"))?;
+            Ok(ExitCode::SUCCESS)
+        }
         ["obey"] => {
             let text = String::from_utf8_lossy(&fs::read(input())?).into_owned();
             let words: Vec<&str> = text.lines().next().unwrap_or("copy").split_whitespace().collect();
@@ -65,12 +80,27 @@ fn input() -> String {
     env::var("SOURCE_PATH").unwrap_or_else(|_| "/ws/input".to_owned())
 }
 
-fn copy() -> Result<ExitCode, Box<dyn Error>> {
+fn output() -> Result<PathBuf, Box<dyn Error>> {
     let filter = env::var("OPENFILTER_FILTER").unwrap_or_else(|_| "probe".to_owned());
     let output = PathBuf::from(env::var("OUTPUT_PATH").unwrap_or_else(|_| format!("/ws/out/{filter}")));
     fs::create_dir_all(&output)?;
-    let bytes = fs::copy(input(), output.join("copy"))?;
+    Ok(output)
+}
+
+fn copy() -> Result<ExitCode, Box<dyn Error>> {
+    let bytes = fs::copy(input(), output()?.join("copy"))?;
     println!("copied {bytes} bytes");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn hide() -> Result<ExitCode, Box<dyn Error>> {
+    let folder = output()?.join("private");
+    fs::create_dir(&folder)?;
+    let copy = folder.join("copy");
+    fs::copy(input(), &copy)?;
+    for (path, mode) in [(copy, 0o600), (folder, 0o700)] {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
