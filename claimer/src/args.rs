@@ -74,6 +74,8 @@ pub struct PublishSettings {
     pub workspace: PathBuf,
     /// Objects of the sink that this run has published before, newest first.
     pub canary_keys: Vec<String>,
+    /// Objects of the source that this run has fetched before, newest first.
+    pub source_canaries: Vec<String>,
 }
 
 /// Path of the shim in our image.
@@ -215,7 +217,11 @@ struct PublishArgs {
     /// Prefix of the source, which is removed from the file's key
     #[arg(long, env = env::SOURCE.prefix, default_value = "")]
     s3_prefix: String,
-    /// Results that this run has published before, one per line; they are looked up after a failure
+    /// Files that this run has fetched before, one per line; their results may be in the sink
+    #[arg(long, env = env::SOURCE.canary_key, default_value = "")]
+    s3_canary_key: String,
+    /// Results that this run has published before, one per line; writing beside them tells a sink outage from
+    /// a bad result
     #[arg(long, env = env::SINK.canary_key, default_value = "")]
     sink_s3_canary_key: String,
     #[command(flatten)]
@@ -309,6 +315,7 @@ impl PublishArgs {
             source_bucket: self.s3_bucket,
             workspace,
             canary_keys: canary_keys(&self.sink_s3_canary_key),
+            source_canaries: canary_keys(&self.s3_canary_key),
         })
     }
 }

@@ -50,7 +50,7 @@ impl PublishError {
         }
     }
 
-    /// Whether the sink still has an earlier result, if that was checked.
+    /// Whether the sink still takes results, if that was checked.
     pub(crate) fn canary(&self) -> Option<bool> {
         match self {
             Self::Upload { canary, .. } => *canary,
@@ -70,7 +70,8 @@ pub(crate) async fn publish(settings: &PublishSettings, progress: &Progress) -> 
     let key = workspace.source_key(&settings.source_bucket)?;
     let client = settings.destination.sink.client().await;
     let folder = workspace.results(&settings.destination.from);
-    settings.destination.publish(&client, &key, &folder, &settings.canary_keys).await
+    let known = Known { results: &settings.canary_keys, files: &settings.source_canaries };
+    settings.destination.publish(&client, &key, &folder, known).await
 }
 
 /// The destination of results, and their names there.
@@ -84,6 +85,16 @@ pub struct Destination {
     pub from: String,
     /// Prefix that is removed from the file's key.
     pub source_prefix: String,
+}
+
+/// What this run has reached before, newest first.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Known<'a> {
+    /// Keys of results that it has published.
+    pub(crate) results: &'a [String],
+    /// Keys of files that it has fetched. Their results may be in the sink, with the same names: a new operator
+    /// knows no others.
+    pub(crate) files: &'a [String],
 }
 
 /// A file's results, all of which are in the sink.
@@ -103,9 +114,9 @@ impl Destination {
         client: &Client,
         key: &str,
         folder: &Path,
-        canary_keys: &[String],
+        known: Known<'_>,
     ) -> Result<String, PublishError> {
-        let Published { prefix, last, files, bytes } = self.upload(client, key, folder, canary_keys).await?;
+        let Published { prefix, last, files, bytes } = self.upload(client, key, folder, known).await?;
         eprintln!("published {files} files, {bytes} bytes, to {}", self.sink.uri(&prefix).escape_debug());
         Ok(last)
     }
@@ -116,7 +127,7 @@ impl Destination {
         client: &Client,
         key: &str,
         folder: &Path,
-        canary_keys: &[String],
+        known: Known<'_>,
     ) -> Result<Published, PublishError> {
         let prefix = self.names_of(key)?;
         // A filter that wrote nothing may not have created the folder.
@@ -132,17 +143,27 @@ impl Destination {
             let key = format!("{prefix}{}", found.name);
             let target = Target { client, bucket: &self.sink.name, key: &key };
             let uploaded = target.upload(found).await;
-            uploaded.map_err(|source| (key, source))
+            uploaded.map_err(|source| (key, &found.name, source))
         });
         let uploaded =
             stream::iter(uploads).buffer_unordered(FILES_AT_A_TIME).try_for_each(async |()| Ok(()));
-        if let Err((key, source)) = uploaded.await {
-            let canary = Canary { client, bucket: &self.sink.name, keys: canary_keys };
-            let canary = canary.look_up(&key, source.exit()).await;
+        let bytes: u64 = results.iter().map(|found| found.size).sum();
+        if let Err((key, name, source)) = uploaded.await {
+            let keys = self.canary_keys(known, name);
+            let canary = Canary { client, bucket: &self.sink.name, keys: &keys };
+            let canary = canary.write(&key, source.exit(), bytes).await;
             return Err(PublishError::Upload { uri: shortened(&self.sink.uri(&key)), canary, source });
         }
-        let (last, bytes) = (format!("{prefix}{}", last.name), results.iter().map(|found| found.size).sum());
+        let last = format!("{prefix}{}", last.name);
         Ok(Published { prefix, last, files: results.len(), bytes })
+    }
+
+    /// Results that may be in the sink already, newest first: those that are known, and those of other files
+    /// that have the name of the one that failed.
+    fn canary_keys(&self, known: Known<'_>, name: &str) -> Vec<String> {
+        let of_files = known.files.iter().filter_map(|file| self.names_of(file).ok());
+        let of_files = of_files.map(|prefix| prefix + name).filter(|key| key.len() <= KEY_BYTES_MAX);
+        known.results.iter().cloned().chain(of_files).collect()
     }
 
     /// `<sink prefix><key without the source prefix>/`.

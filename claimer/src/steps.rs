@@ -8,6 +8,8 @@ pub use aws_sdk_s3::Client;
 use queue::File;
 use storage::Bucket;
 
+use crate::publish::Known;
+
 pub use crate::publish::Destination;
 
 /// Fetches an object to a path and verifies it.
@@ -22,5 +24,5 @@ pub async fn publish(
     key: &str,
     folder: &Path,
 ) -> Result<(), impl Error> {
-    destination.upload(client, key, folder, &[]).await.map(drop)
+    destination.upload(client, key, folder, Known::default()).await.map(drop)
 }

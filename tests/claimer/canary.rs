@@ -4,6 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Method;
 use protocol::Exit;
 use testbed::{Fault, FaultyS3, Rule};
@@ -13,12 +14,23 @@ use crate::faults::faulty;
 use crate::harness::{BUCKET, Bench, Ended, listed, noise};
 use crate::publish::with_results;
 
+const MIB: usize = 1024 * 1024;
+
 /// A bench with the file `bad` to fetch, and with `good` as the canary.
 async fn with_canary() -> (Bench, FaultyS3) {
     let (mut bench, proxy) = faulty().await;
     bench.offer("bad", b"x").await;
     bench.store("good", b"many bytes").await;
     bench.set("S3_CANARY_KEY", "good");
+    (bench, proxy)
+}
+
+/// A bench with results to publish, and with `out/before/good` in the sink.
+async fn with_sink(results: &[(&str, &[u8])]) -> (Bench, FaultyS3) {
+    let mut bench = with_results(results).await;
+    let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
+    bench.set("SINK_S3_ENDPOINT", &proxy.url);
+    bench.s3.client.put("results", "out/before/good", b"2".to_vec()).await.unwrap();
     (bench, proxy)
 }
 
@@ -189,11 +201,8 @@ async fn a_silent_storage_delays_the_end_by_five_seconds_at_most() {
 }
 
 #[tokio::test]
-async fn a_failed_upload_looks_up_the_last_result() {
-    let mut bench = with_results(&[("bad", b"1")]).await;
-    let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
-    bench.set("SINK_S3_ENDPOINT", &proxy.url);
-    bench.s3.client.put("results", "out/before/good", b"2".to_vec()).await.unwrap();
+async fn a_failed_upload_writes_beside_the_last_result() {
+    let (mut bench, proxy) = with_sink(&[("bad", b"1")]).await;
     proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
     assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), None), "no canary is known");
 
@@ -201,6 +210,14 @@ async fn a_failed_upload_looks_up_the_last_result() {
     assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), Some(true)));
     assert!(proxy.seen().iter().any(|line| line.starts_with("HEAD") && line.contains("/good")));
     assert!(!proxy.seen().iter().any(|line| line.starts_with("GET")), "{:?}", proxy.seen());
+    assert_eq!(
+        bench.s3.client.get("results", "out/before/good").await.unwrap(),
+        "2",
+        "nobody sees what was written"
+    );
+    let (_, left) = bench.s3.client.request(Method::GET, "/results?uploads=", Bytes::new()).await.unwrap();
+    let left = String::from_utf8(left.to_vec()).unwrap();
+    assert!(left.contains("ListMultipartUploadsResult") && !left.contains("<Upload>"), "{left}");
 
     proxy.inject(Rule::every(Fault::InternalError, "/good"));
     assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), Some(false)));
@@ -210,11 +227,91 @@ async fn a_failed_upload_looks_up_the_last_result() {
     proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
     proxy.inject(Rule::every(Fault::Forbidden, "/good").method(Method::HEAD));
     assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), None));
+    proxy.heal();
+    proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
 
     // The name of the very result that fails. A name with a line break is never a canary.
     fs::write(bench.workspace().join("input.source_uri"), format!("s3://{BUCKET}/in/day 2.mp4")).unwrap();
     bench.set("SINK_S3_CANARY_KEY", "out/day 2.mp4/bad");
     assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), None));
+}
+
+/// Such a sink shows every result that it has, and its files are good.
+#[tokio::test]
+async fn a_sink_that_is_full_or_read_only_is_down_although_its_results_can_be_read() {
+    for (fault, exit) in
+        [(Fault::Forbidden, Exit::NoAccess), (Fault::InternalError, Exit::StorageUnreachable)]
+    {
+        let (mut bench, proxy) = with_sink(&[("a", b"1")]).await;
+        bench.set("SINK_S3_CANARY_KEY", "out/before/good");
+        proxy.inject(Rule::every(fault, "").method(Method::PUT));
+        assert_eq!(
+            ended_as(&bench.publish().await),
+            (Err(exit), Some(false)),
+            "{fault:?}: it takes no bytes"
+        );
+        proxy.inject(Rule::every(fault, "").method(Method::POST));
+        assert_eq!(ended_as(&bench.publish().await), (Err(exit), Some(false)), "{fault:?}: it takes nothing");
+    }
+}
+
+/// Of a sink that has room for some bytes nothing is known about more of them.
+#[tokio::test]
+async fn as_much_is_written_as_all_results_have_and_of_large_ones_nothing_is_known() {
+    let sent = |proxy: &FaultyS3| proxy.seen().iter().filter(|line| line.contains("partNumber")).count();
+    for (size, shown) in [(8 * MIB - 1, Some(true)), (8 * MIB, None)] {
+        let (mut bench, proxy) = with_sink(&[("a", &noise(size)), ("bad", b"1")]).await;
+        bench.set("SINK_S3_CANARY_KEY", "out/before/good");
+        proxy.inject(Rule::every(Fault::Forbidden, "/bad"));
+        assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), shown), "{size} bytes and one");
+        assert_eq!(sent(&proxy), 1, "{:?}", proxy.seen());
+        proxy.inject(Rule::every(Fault::InternalError, "partNumber"));
+        assert_eq!(
+            ended_as(&bench.publish().await),
+            (Err(Exit::NoAccess), Some(false)),
+            "{size} bytes and one"
+        );
+    }
+}
+
+/// A new operator knows no results, only a file that succeeded.
+#[tokio::test]
+async fn the_results_of_a_file_that_was_fetched_before_are_canaries_if_they_are_there() {
+    let (mut bench, proxy) = with_sink(&[("good", b"1")]).await;
+    proxy.inject(Rule::every(Fault::Forbidden, "day%201"));
+    for (files, shown) in [
+        ("in/never published\nof another prefix", None),
+        ("in/day 1/ü", None),
+        ("in/never published\nin/before", Some(true)),
+    ] {
+        bench.set("S3_CANARY_KEY", files);
+        assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), shown), "{files:?}");
+    }
+}
+
+/// Keys that may write a result but not look it up publish nothing, and no file is at fault.
+#[tokio::test]
+async fn a_sink_that_takes_results_and_shows_none_is_not_up() {
+    let (mut bench, proxy) = with_sink(&[("good", b"1")]).await;
+    proxy.inject(Rule::every(Fault::Forbidden, "").method(Method::HEAD));
+    bench.set("S3_CANARY_KEY", "in/before").set("SINK_S3_CANARY_KEY", "out/before/good");
+    assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), None));
+}
+
+#[tokio::test]
+async fn a_sink_without_unfinished_uploads_says_nothing() {
+    for (answer, shown) in [(501, None), (400, None), (405, None), (503, Some(false)), (403, Some(false))] {
+        let mut bench = with_results(&[("bad", b"1")]).await;
+        let server = Fake::start(move |request| match *request.method() {
+            Method::HEAD if request.uri().path().contains("/good") => status(200),
+            Method::POST => status(answer),
+            _ => status(403),
+        })
+        .await;
+        bench.set("SINK_S3_ENDPOINT", format!("http://{}", server.address));
+        bench.set("SINK_S3_CANARY_KEY", "out/before/good");
+        assert_eq!(ended_as(&bench.publish().await), (Err(Exit::NoAccess), shown), "{answer}");
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use super::ServeSettings;
 use super::room::{Room, Slot};
 use crate::canary::Canary;
 use crate::fetch;
-use crate::publish::Destination;
+use crate::publish::{Destination, Known};
 
 /// How many recently reached objects to remember: few enough to try one after the other.
 const CANARIES: usize = 3;
@@ -89,7 +89,9 @@ impl Transfers {
         let folder = slot.results_of(&destination.from);
         // Not logged per file: the filters' logs name the files, and a log line costs as much as many a
         // filter.
-        match destination.upload(&reach.client, key, &folder, &reach.known()).await {
+        let (results, files) = (reach.known(), self.source.known());
+        let known = Known { results: &results, files: &files };
+        match destination.upload(&reach.client, key, &folder, known).await {
             Ok(published) => {
                 reach.reached(&published.last);
                 Ok(())

@@ -334,13 +334,12 @@ fn report_of(pod: &WorkerPod, operation: Operation) -> Option<&Report> {
     }
 }
 
-/// Whether another object could be reached when the operation failed; a report of another failure says nothing.
+/// Whether the same operation worked for another object when this one failed: a byte of it could be read, or the sink took as
+/// much beside it. A report of another failure says nothing.
 fn canary(pod: &WorkerPod, failed: &Failed, operation: Operation) -> Option<bool> {
     let report = report_of(pod, operation)?;
     let is_of_this = report.outcome.err().map(Exit::code) == failed.exit_code;
-    // A result that can be read does not show that the sink still takes new ones: it may be full, or read-only.
-    let shows = |up: &bool| operation == Operation::Fetch || !*up;
-    report.canary.filter(|up| is_of_this && shows(up))
+    report.canary.filter(|_| is_of_this)
 }
 
 /// Whether the storage answered all the same, with a refusal of this one object as far as we know.

@@ -4,8 +4,9 @@ use super::*;
 use crate::error::Reason;
 use crate::pods::{Failed, Milestone, Stage, Started, Stuck};
 use crate::run::verdict;
-use protocol::container::CLAIMER;
+use protocol::container::{CLAIMER, PUBLISHER};
 use protocol::{Exit, Report};
+use queue::Verdict;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -173,6 +174,27 @@ fn a_canary_that_is_reached_closes_the_breaker() {
     let mut breakers = outage(now);
     fetch_fails(&mut breakers, Exit::NoAccess, Some(true), now + SECOND);
     assert_eq!(probe(&breakers, now + SECOND, &[]), Probe::Full);
+}
+
+/// The last result of a run that its sink alone refuses: without this the run would probe for ever.
+#[test]
+fn a_result_that_alone_is_refused_neither_stops_a_run_nor_passes_for_an_outage() {
+    let (mut breakers, now) = (Breakers::default(), Instant::now());
+    for second in 0..20 {
+        let at = now + SECOND * second;
+        let exit = Exit::NoAccess;
+        let failed = Failed {
+            container: Some(PUBLISHER.to_owned()),
+            exit_code: Some(exit.code()),
+            ..Failed::default()
+        };
+        let publisher = Report::parse("- 1 NoAccess+up 0-1 s3://results/k: 403");
+        let pod = WorkerPod { publisher, ..WorkerPod::in_stage("p", Stage::Failed(failed), at) };
+        let judgement = verdict::of(&pod, &[], &breakers.known()).expect("it has ended");
+        assert!(matches!(&judgement.verdict, Verdict::Disrupted(disruption) if disruption.counts));
+        breakers.judged(&judgement);
+    }
+    assert_eq!((probe(&breakers, now, &[]), breakers.obstacle()), (Probe::Full, None));
 }
 
 #[test]

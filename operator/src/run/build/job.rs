@@ -59,7 +59,11 @@ pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String
                 set(container, env::SOURCE.canary_key, canaries.source().as_deref());
             }
             INSTALL if is_warm => {}
-            PUBLISHER => set(container, env::SINK.canary_key, canaries.sink().as_deref()),
+            PUBLISHER => {
+                set(container, env::SINK.canary_key, canaries.sink().as_deref());
+                // A new operator knows no results, but the queue remembers a file whose results are there.
+                set(container, env::SOURCE.canary_key, canaries.source().as_deref());
+            }
             _ => continue,
         }
         container.image = Some(worker.claimer_image.clone());
@@ -157,7 +161,7 @@ mod tests {
         let env = json!([{"name": "VALKEY_URL", "value": "redis://old:6379"}, {"name": "VALKEY_CA_CERTIFICATE",
             "value": "old"}, {"name": "STREAM", "value": "s"}]);
         let template = json!({"spec": {"initContainers": [{"name": "claimer", "image": "claimer:1", "env": env}],
-            "containers": [{"name": "a", "image": "a:1"}]}});
+            "containers": [{"name": "a", "image": "a:1"}, {"name": "publisher", "image": "claimer:1"}]}});
         let job: Job =
             serde_json::from_value(json!({"metadata": {"name": "j"}, "spec": {"template": template}}))
                 .unwrap();
@@ -188,5 +192,12 @@ mod tests {
         assert_eq!(value("S3_CANARY_KEY"), "cost/$$(HOME).jpg", "kubelet must not expand it");
         assert_eq!(claimer.image.as_deref(), Some("claimer:2"));
         assert_eq!(made.containers[0].image.as_deref(), Some("a:1"));
+        let of_publisher: Vec<&str> =
+            made.containers[1].env.iter().flatten().map(|variable| variable.name.as_str()).collect();
+        assert_eq!(
+            of_publisher,
+            ["S3_CANARY_KEY"],
+            "no result is known yet, but one may be beside this file's"
+        );
     }
 }

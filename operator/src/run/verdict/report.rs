@@ -8,7 +8,6 @@ use queue::{Disruption, EntryId, Failure, Reported, Verdict};
 use super::reason::with_end_of;
 use super::{Cause, Judgement, Known, of_claimer, of_publisher, timed_out};
 use crate::run::build::snapshot::Snapshot;
-use crate::run::dependency::Operation;
 use crate::run::limits::Limits;
 
 /// What decides beside the report.
@@ -101,9 +100,9 @@ fn of_filter(failed: &FilterFailure, rules: &Rules<'_>) -> (Verdict, Cause) {
 
 fn of_transfer(reported: &Reported, failed: &TransferFailure, rules: &Rules<'_>) -> Judgement {
     let TransferFailure { transfer, exit, canary, took, text } = failed;
-    let (cause, operation, last) = match transfer {
-        Transfer::Fetch => (of_claimer(*exit), Operation::Fetch, rules.known.last_fetch),
-        Transfer::Publish => (of_publisher(*exit), Operation::Publish, rules.known.last_publish),
+    let (cause, last) = match transfer {
+        Transfer::Fetch => (of_claimer(*exit), rules.known.last_fetch),
+        Transfer::Publish => (of_publisher(*exit), rules.known.last_publish),
     };
     let failure = Failure::new(&format!("{}: {text}", exit.as_ref()), Some(exit.code()));
     let verdict = match cause {
@@ -113,14 +112,12 @@ fn of_transfer(reported: &Reported, failed: &TransferFailure, rules: &Rules<'_>)
         Cause::Input => Verdict::Rejected(failure),
         Cause::Pod | Cause::Worker => Verdict::Disrupted(Disruption { failure, counts: true }),
         Cause::Dependency(dependency) => {
-            // A result that can be read does not show that the sink still takes new ones.
-            let canary = canary.filter(|up| operation == Operation::Fetch || !*up);
             let succeeded_meanwhile =
                 || last.zip(rules.now.checked_sub(*took)).is_some_and(|(last, began)| last > began);
             let is_up = canary.unwrap_or_else(|| *exit == Exit::ObjectGone || succeeded_meanwhile());
             let counts = dependency.operation().is_none() || is_up;
             let verdict = Verdict::Disrupted(Disruption { failure, counts });
-            return Judgement { canary, ..judgement(reported, verdict, cause, rules.now) };
+            return Judgement { canary: *canary, ..judgement(reported, verdict, cause, rules.now) };
         }
     };
     judgement(reported, verdict, cause, rules.now)
@@ -210,10 +207,9 @@ mod tests {
             ..Known::default()
         };
         assert!(counts(&judge_with("pod fetch NoAccess 50 s3://b/k", meanwhile).unwrap()));
-        assert!(
-            !counts(&judge("pod publish NoAccess+up 50 s3://b/k")),
-            "a sink that can be read may be full"
-        );
+        assert!(counts(&judge("pod publish NoAccess+up 50 s3://b/k")), "the sink takes others");
+        assert!(!counts(&judge("pod publish NoAccess+down 50 s3://b/k")));
+        assert!(!counts(&judge("pod publish NoAccess 50 s3://b/k")), "it may be full");
         assert_eq!(judge("pod fetch ObjectGone 50 s3://b/k").cause, Cause::File);
         assert_eq!(judge("pod publish NothingToPublish 50 x").cause, Cause::File);
         assert_eq!(judge("pod fetch DiskFull 50 x").cause, Cause::Dependency(Dependency::Workspace));

@@ -183,9 +183,7 @@ fn a_storage_disruption_counts_only_if_another_object_could_be_reached() {
     for container in [CLAIMER, PUBLISHER] {
         for exit in [Exit::NoAccess, Exit::StorageUnreachable] {
             let with = |canary| judge(&reported(container, exit, canary));
-            // A sink that can be read may still refuse every write: then its files are good.
-            let is_up = container == CLAIMER;
-            assert_eq!(counts(&with(Some(true))), is_up, "{container} {exit:?}: the canary was read");
+            assert!(counts(&with(Some(true))), "{container} {exit:?}: it works for another object");
             assert!(!counts(&with(Some(false))), "{container} {exit:?}: the storage is down");
             assert!(!counts(&with(None)), "{container} {exit:?}: there is nothing to compare with");
             assert!(!counts(&judge(&ours(container, exit))), "{container} {exit:?}: an older claimer");
