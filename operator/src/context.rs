@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::core::NamespaceResourceScope;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
-use queue::Connection;
+use queue::{Connection, KnownRuns};
+use tokio::sync::OnceCell;
 
 use crate::args::Settings;
 use crate::budget;
@@ -38,6 +39,8 @@ pub struct Context {
     pub passes: Permits,
     /// Limits how many listings request or add pages at once; namespaces take turns.
     pub turns: Turns,
+    /// The runs that this installation knows, once its id was read; `None` if it may not have one.
+    pub known_runs: OnceCell<Option<KnownRuns>>,
     recorder: Recorder,
 }
 
@@ -54,7 +57,8 @@ impl Context {
         let recorder = Recorder::new(client.clone(), reporter);
         let passes = Permits::new(settings.concurrency);
         let turns = Turns::new(settings.max_listings);
-        Self { client, valkey, settings, world, metrics, passes, turns, recorder }
+        let known_runs = OnceCell::new();
+        Self { client, valkey, settings, world, metrics, passes, turns, known_runs, recorder }
     }
 
     /// The API for objects of a kind in the run's namespace.

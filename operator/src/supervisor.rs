@@ -68,8 +68,17 @@ pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<U
 /// Removes data from Valkey that could not be removed when its run was deleted, and renews the ledger entries
 /// of finished runs.
 pub async fn sweep(ctx: Arc<Context>) {
-    let mut renewed: Option<Instant> = None;
+    let (mut renewed, mut compared): (Option<Instant>, bool) = (None, false);
     loop {
+        // Once: what goes from now on is seen. The watches have shown everything before this task starts.
+        if !compared {
+            match run::note_gone_unseen(&ctx).await {
+                Ok(()) => compared = true,
+                Err(error) => {
+                    tracing::debug!(error = chain(&error), "runs that went unseen are looked for again");
+                }
+            }
+        }
         if renewed.is_none_or(|renewed| renewed.elapsed() >= RENEW_EVERY) {
             match run::renew_ledger(&ctx).await {
                 Ok(()) => renewed = Some(Instant::now()),

@@ -12,6 +12,7 @@ mod connection;
 mod dead_letters;
 mod error;
 mod keys;
+mod known_runs;
 mod message;
 mod outcome;
 mod ownership;
@@ -31,6 +32,7 @@ pub use calls::{
 pub use connection::{Connection, Password, Server};
 pub use error::Error;
 pub use keys::QueueKeys;
+pub use known_runs::KnownRuns;
 pub use message::{Claim, DeadLetter, EntryId, File};
 pub use outcome::{Disruption, Failure, Fate, REASON_BYTES_MAX, RetryPolicy, Settlement, Verdict};
 pub use run_queue::{BATCH_MAX, RunQueue};

@@ -7,6 +7,7 @@ mod checker;
 mod connection;
 mod faults;
 mod history;
+mod known_runs;
 mod lifecycle;
 mod limits;
 mod memory;

@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Resource, ResourceExt};
 use protocol::RunId;
-use queue::{RunQueue, WorkerUser};
+use queue::{KnownRuns, Owner, RunQueue, WorkerUser};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
@@ -26,7 +26,10 @@ use super::status::is_finished;
 use crate::context::Context;
 use crate::error::{Error, chain};
 use crate::names::{self, FINALIZER, MANAGER};
+use crate::world::World;
 
+/// Field manager of the empty ConfigMap: applied by another one than what it holds, it takes nothing away.
+const FOUNDER: &str = "openfilter-operator-founder";
 /// How long a deleted run waits for Valkey.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What is still to be removed from Valkey: one entry per run, `<uid>: <key of its stream>`, and after a space, if that is
@@ -151,6 +154,61 @@ where
 async fn forget(ctx: &Context, run_id: &RunId, uid: &str) -> Result<(), Error> {
     WorkerUser::remove(&ctx.valkey, run_id, uid).await?;
     RunQueue::delete(&ctx.valkey, run_id, uid).await?;
+    if let Some(known) = known_runs(ctx).await? {
+        known.remove(uid).await?;
+    }
+    Ok(())
+}
+
+/// The runs that this installation knows. Its id is the UID of the ConfigMap with the notes, because several installations can
+/// share a Valkey. An operator that may not write that knows none.
+async fn known_runs(ctx: &Context) -> Result<Option<&KnownRuns>, Error> {
+    let read = async || {
+        let api: Api<ConfigMap> = Api::namespaced(ctx.client.clone(), &ctx.settings.operator_namespace);
+        let wanted = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NOTES}});
+        let applied = api.patch(NOTES, &PatchParams::apply(FOUNDER), &Patch::Apply(wanted)).await;
+        match applied.map_err(Error::kubernetes(format!("read the UID of ConfigMap {NOTES}"))) {
+            Ok(applied) => Ok(applied.uid().map(|uid| KnownRuns::of(&ctx.valkey, &uid))),
+            Err(error) if error.is_refusal() => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "what runs leave in Valkey that go while no operator runs stays there"
+                );
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    };
+    Ok(ctx.known_runs.get_or_try_init(read).await?.as_ref())
+}
+
+/// Remembers a run whose queue is about to be opened. A server that refuses it, for lack of memory, does not block the run.
+pub async fn remember(ctx: &Context, run_id: &RunId, owner: &Owner) -> Result<(), Error> {
+    if let Some(known) = known_runs(ctx).await?
+        && let Err(error) = known.add(run_id, owner).await
+    {
+        tracing::warn!(run = %run_id, error = chain(&error), "if this run goes while no operator runs, its queue stays");
+    }
+    Ok(())
+}
+
+/// Notes the runs that went while no operator ran, although they had our finalizer.
+pub async fn note_gone_unseen(ctx: &Context) -> Result<(), Error> {
+    let Some(known) = known_runs(ctx).await? else { return Ok(()) };
+    let known = known.all().await?;
+    if known.is_empty() {
+        return Ok(());
+    }
+    let noted = notes(ctx).await?;
+    for (uid, (run_id, owner)) in missing(known, &noted, &ctx.settings.namespaces, &ctx.world) {
+        // A run that cannot be read looks as if it were gone.
+        let api: Api<PipelineRun> = Api::namespaced(ctx.client.clone(), &owner.namespace);
+        let found = api.get_metadata_opt(&owner.name).await;
+        let found = found.map_err(Error::kubernetes("look for a run that seems to be gone"))?;
+        if found.and_then(|found| found.uid()).as_deref() != Some(&uid) {
+            note_vanished(ctx, &uid, &run_id, false).await?;
+        }
+    }
     Ok(())
 }
 
@@ -213,12 +271,31 @@ pub async fn renew_ledger(ctx: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes from Valkey what could not be removed before.
-pub async fn sweep(ctx: &Context) -> Result<(), Error> {
+/// The known runs that seem to be gone. Those that are noted were noted with the time at which they are due, and in a namespace
+/// that is not watched nothing is seen.
+fn missing(
+    mut known: BTreeMap<String, (RunId, Owner)>,
+    noted: &BTreeMap<String, String>,
+    watched: &[String],
+    world: &World,
+) -> BTreeMap<String, (RunId, Owner)> {
+    known.retain(|uid, (_, owner)| {
+        let is_watched = watched.is_empty() || watched.contains(&owner.namespace);
+        is_watched && !noted.contains_key(uid) && world.view(&uid.as_str().into()).is_none()
+    });
+    known
+}
+
+/// What is still to be removed from Valkey, by UID.
+async fn notes(ctx: &Context) -> Result<BTreeMap<String, String>, Error> {
     let api: Api<ConfigMap> = Api::namespaced(ctx.client.clone(), &ctx.settings.operator_namespace);
     let found = api.get_opt(NOTES).await.map_err(Error::kubernetes(format!("read ConfigMap {NOTES}")))?;
-    let notes = found.and_then(|found| found.data).unwrap_or_default();
-    for (uid, noted) in notes {
+    Ok(found.and_then(|found| found.data).unwrap_or_default())
+}
+
+/// Removes from Valkey what could not be removed before.
+pub async fn sweep(ctx: &Context) -> Result<(), Error> {
+    for (uid, noted) in notes(ctx).await? {
         let Noted { run_id, due } = read_note(&noted);
         if due > Timestamp::now().as_second() {
             continue;
@@ -250,6 +327,33 @@ fn read_note(text: &str) -> Noted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use follow::Sink;
+
+    /// Two finalizers were removed by hand while no operator ran.
+    #[test]
+    fn runs_that_went_while_no_operator_ran_are_noted_once_and_only_where_it_would_see_them() {
+        let (world, _touched) = World::new();
+        let there = json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "PipelineRun",
+            "metadata": {"name": "there", "namespace": "a", "uid": "there"}, "spec": {"pipelineRef": {"name": "p"}}});
+        world.put(serde_json::from_value::<PipelineRun>(there).expect("a run"));
+        let known = |uid: &str, namespace: &str| {
+            let run_id = RunId::derive(namespace, uid).expect("a runId");
+            let owner = Owner { uid: uid.into(), namespace: namespace.into(), name: uid.into() };
+            (uid.to_owned(), (run_id, owner))
+        };
+        let all = BTreeMap::from([
+            known("there", "a"),
+            known("gone", "a"),
+            known("noted", "a"),
+            known("elsewhere", "b"),
+        ]);
+        let noted = BTreeMap::from([("noted".to_owned(), "pr:a.r:work 1".to_owned())]);
+        let found = |watched: &[String]| {
+            missing(all.clone(), &noted, watched, &world).into_keys().collect::<Vec<_>>()
+        };
+        assert_eq!(found(&["a".to_owned()]), ["gone"]);
+        assert_eq!(found(&[]), ["elsewhere", "gone"], "every namespace is watched");
+    }
 
     #[test]
     fn a_note_names_a_run_and_when_it_goes() {

@@ -39,7 +39,7 @@ use crate::world::Uid;
 use memory::Memory;
 use pass::{Next, Pass};
 
-pub use cleanup::{NOTES, renew_ledger, sweep};
+pub use cleanup::{NOTES, note_gone_unseen, renew_ledger, sweep};
 pub use limits::RunSettings;
 pub use status::{is_finished, obstacle};
 
