@@ -1,6 +1,8 @@
 //! What became of pods: settled, removed, kept for their logs, dismissed, or gone before their file was settled.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,7 +28,7 @@ pub struct PodsMemory {
     pub dismissed: HashSet<String>,
     /// When all claims were last compared with all pods.
     pub last_scan: Option<Instant>,
-    kept: Kept,
+    kept: Kept<String>,
 }
 
 impl PodsMemory {
@@ -51,7 +53,7 @@ impl PodsMemory {
 
     /// Keeps a failed pod for its log.
     pub fn keep(&mut self, pod: &str) {
-        self.kept.add(pod);
+        self.kept.add(pod.to_owned());
     }
 
     /// The oldest pod beyond the number that may be kept.
@@ -60,29 +62,38 @@ impl PodsMemory {
     }
 }
 
-/// Failed pods that are kept for their logs, oldest first. A set beside the queue: a pass asks about every pod.
+/// Failed pods that are kept for their logs, oldest first, and the place of each: a pass asks about every pod, and many can go
+/// at once.
 #[derive(Default)]
-struct Kept {
-    order: VecDeque<String>,
-    names: HashSet<String>,
+struct Kept<N> {
+    order: BTreeMap<u64, N>,
+    places: HashMap<N, u64>,
+    next: u64,
 }
 
-impl Kept {
-    fn add(&mut self, pod: &str) {
-        if self.names.insert(pod.to_owned()) {
-            self.order.push_back(pod.to_owned());
+impl<N: Clone + Eq + Hash> Kept<N> {
+    fn add(&mut self, pod: N) {
+        let (order, place) = (&mut self.order, self.next);
+        self.places.entry(pod).or_insert_with_key(|pod| {
+            order.insert(place, pod.clone());
+            place
+        });
+        self.next += 1;
+    }
+
+    fn forget<Q>(&mut self, pod: &Q)
+    where
+        N: Borrow<Q>,
+        Q: Eq + Hash + ?Sized,
+    {
+        if let Some(place) = self.places.remove(pod) {
+            self.order.remove(&place);
         }
     }
 
-    fn forget(&mut self, pod: &str) {
-        if self.names.remove(pod) {
-            self.order.retain(|kept| kept != pod);
-        }
-    }
-
-    fn oldest_beyond(&mut self, most: usize) -> Option<String> {
-        let oldest = if self.order.len() > most { self.order.pop_front() } else { None }?;
-        self.names.remove(&oldest);
+    fn oldest_beyond(&mut self, most: usize) -> Option<N> {
+        let (_, oldest) = if self.order.len() > most { self.order.pop_first() } else { None }?;
+        self.places.remove(&oldest);
         Some(oldest)
     }
 }
@@ -90,6 +101,8 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+    use std::hash::Hasher;
 
     #[test]
     fn the_newest_failed_pods_are_kept_and_each_counts_once() {
@@ -105,5 +118,43 @@ mod tests {
         );
         assert_eq!(pods.forget_gone(), ["b"]);
         assert_eq!(pods.next_not_to_keep(0).as_deref(), Some("c"), "b is gone");
+    }
+
+    thread_local! {
+        static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// A name that counts how often it is compared.
+    #[derive(Clone, Debug, Eq)]
+    struct Name(usize);
+
+    impl Hash for Name {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            self.0.hash(state);
+        }
+    }
+
+    impl PartialEq for Name {
+        fn eq(&self, other: &Self) -> bool {
+            COMPARED.with(|compared| compared.set(compared.get() + 1));
+            self.0 == other.0
+        }
+    }
+
+    /// A walk over all kept pods for each of them would compare fifty million names.
+    #[test]
+    fn ten_thousand_kept_pods_are_found_and_forgotten_without_a_walk_for_each() {
+        const PODS: usize = 10_000;
+        let mut kept = Kept { order: BTreeMap::new(), places: HashMap::new(), next: 0 };
+        for _ in 0..2 {
+            (0..PODS).for_each(|number| kept.add(Name(number)));
+        }
+        (0..PODS).step_by(2).rev().for_each(|number| kept.forget(&Name(number)));
+        (0..PODS / 4).for_each(|number| {
+            assert_eq!(kept.oldest_beyond(PODS / 4), Some(Name(2 * number + 1)));
+        });
+        assert_eq!(kept.oldest_beyond(PODS / 4), None);
+        let compared = COMPARED.with(Cell::get);
+        assert!(compared < 10 * PODS, "{compared} names were compared");
     }
 }
