@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stateright::{Checker, Model, Property};
+use stateright::{Checker, CheckerBuilder, Expectation, Model, Property};
 use tests::model::{Enqueued, EntryNo, Fate, FileNo, ModelQueue, Pod, Policy, State, Verdict};
 
 const OPERATORS: usize = 2;
@@ -432,11 +432,26 @@ impl Protocol {
 }
 
 fn explore(protocol: Protocol) {
+    run(protocol.checker()).assert_properties();
+}
+
+/// What can happen within so many steps, where all that can ever happen does not fit into memory. Too few for everything that should
+/// sometimes happen, which is left to the other tests.
+fn explore_steps(protocol: Protocol, steps: usize) {
+    let checker = run(protocol.checker().target_max_depth(steps));
+    for property in checker.model().properties() {
+        if property.expectation == Expectation::Always {
+            checker.assert_no_discovery(property.name);
+        }
+    }
+}
+
+fn run(checker: CheckerBuilder<Protocol>) -> impl Checker<Protocol> {
     let started = std::time::Instant::now();
-    let checker = protocol.checker().threads(2).spawn_bfs().join();
+    let checker = checker.threads(2).spawn_bfs().join();
     println!("explored {} states in {:?}", checker.unique_state_count(), started.elapsed());
-    checker.assert_properties();
     assert!(checker.unique_state_count() > 10_000, "the space is smaller than it should be");
+    checker
 }
 
 /// Two attempts and no uncharged disruption: the smallest space in which everything happens.
@@ -498,8 +513,8 @@ fn every_interleaving_of_pods_that_process_many_files_is_safe() {
 
 /// With one file no pod holds two.
 #[test]
-fn every_interleaving_of_a_pod_that_holds_two_files_is_safe() {
-    explore(Protocol { pods: 1, slots: 2, ..PLAIN });
+fn interleavings_of_a_pod_that_holds_two_files_are_safe() {
+    explore_steps(Protocol { pods: 1, slots: 2, ..PLAIN }, 14);
 }
 
 #[test]
