@@ -35,6 +35,20 @@ pub fn owner(uid: &str) -> Owner {
     Owner { uid: uid.into(), namespace: "team-a".into(), name: "run".into() }
 }
 
+/// The user that operators log in as.
+const OPERATOR: &str = "openfilter";
+const OPERATOR_PASSWORD: &str = "the operator's";
+
+/// The rights of the operator's user, from the command that docs/operations.md shows.
+pub fn operators_rights() -> Vec<String> {
+    let page = fs::read_to_string(crate::root().join("docs/operations.md")).unwrap();
+    let (_, command) = page
+        .split_once("ACL SETUSER openfilter on '><password>' ")
+        .expect("docs/operations.md shows the command");
+    let (rights, _) = command.split_once("\n```").unwrap();
+    rights.replace("\\\n", " ").split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
+}
+
 /// The kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavor {
@@ -138,9 +152,9 @@ impl TestServer {
         server
     }
 
-    /// A connection as the default user.
+    /// A connection as the operator's user, which has the rights that docs/operations.md gives it and no others.
     pub fn connect(&self) -> Connection {
-        self.server().connect().unwrap()
+        self.server().with_user(OPERATOR, OPERATOR_PASSWORD.to_owned().into()).connect().unwrap()
     }
 
     /// Runs one command over its own connection.
@@ -185,6 +199,11 @@ impl TestServer {
             command.arg(format!("--{name}")).arg(value);
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // Not by ACL SETUSER: a server that restarts must know the user before clients connect again.
+        command
+            .args(["--user", OPERATOR, "on"])
+            .arg(format!(">{OPERATOR_PASSWORD}"))
+            .args(operators_rights());
         let mut process = command.spawn().unwrap_or_else(|error| panic!("start setpriv: {error}"));
         let pid = process.id();
         let exited = async {
