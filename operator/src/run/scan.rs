@@ -1,4 +1,4 @@
-//! Compares all claims with all pods now and then: a pod that went while nothing watched left its file behind.
+//! Compares all claims with all pods at intervals: a pod that vanished while nothing watched left its file behind.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::metrics::FileOutcome;
 use crate::pods::WorkerPod;
 
 impl Pass<'_> {
-    /// Reclaims what pods hold that are gone, and releases what was handed to pods after their end. Returns whether a pod is to
-    /// be judged once more.
+    /// Reclaims files of pods that are gone, and releases files that were handed to pods after their end. Returns
+    /// whether a pod is to be judged again.
     pub async fn compare_claims_with_pods(&mut self, prepared: &Prepared) -> Result<bool, Error> {
         if !self.scan_is_due() {
             return Ok(false);
@@ -35,24 +35,24 @@ impl Pass<'_> {
             };
             let processes = pod.claimer.as_ref().and_then(|report| report.entry.as_deref());
             match settled.get(&claim.consumer) {
-                // It processes another one, which was taken back from it a moment too late.
+                // The pod processes another file, which was taken back from it a moment too late.
                 None if processes.is_some_and(|entry| entry != claim.entry.as_str()) => {
                     strays.push(released(claim));
                 }
                 None => {}
-                // The file that was settled is pending again: Valkey went back to before that.
+                // The settled file is pending again: Valkey went back to an earlier state.
                 Some(file) if file.as_ref() == Some(&claim.entry) => {
                     settled.remove(&claim.consumer);
                     again = true;
                 }
-                // Another one was handed to it while nothing listened.
+                // The pod was handed another file while no claimer was listening.
                 Some(_) => strays.push(released(claim)),
             }
         };
         let removed = prepared.queue.for_each_pending(Duration::ZERO, compare).await?;
         self.report_removed_consumers(removed);
         self.settle_entries(prepared, &strays).await?;
-        // The watch may be late, but a list is not: a pod that has claimed was there before this was asked.
+        // The watch may be late, but a list is not: a pod with a claim existed before this request.
         if !absent.is_empty() {
             for pod in self.list_pods().await?.items {
                 absent.remove(&pod.name_any());
@@ -63,7 +63,7 @@ impl Pass<'_> {
         }
         self.reclaim(prepared, &absent).await?;
         self.memory.pods.last_scan = Some(self.now);
-        // A Valkey that went back to an earlier state has forgotten what it gave them.
+        // A Valkey that went back to an earlier state has forgotten what it gave the pods.
         self.memory.pods.served.clear();
         Ok(again)
     }
@@ -97,7 +97,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Of the files of a pod that processed many, only those that it worked on or published were disrupted.
+    /// Releases the files of vanished pods, except those that a pod worked on or published: only these were
+    /// disrupted.
     async fn release_what_was_not_begun(
         &mut self,
         prepared: &Prepared,
@@ -111,7 +112,7 @@ impl Pass<'_> {
         self.settle_entries(prepared, &waiting).await
     }
 
-    /// A consumer whose name cannot be a pod's is no pod of ours.
+    /// Reports removed consumers. A consumer whose name no pod can have is not one of our pods.
     fn report_removed_consumers(&self, removed: u64) {
         if removed > 0 {
             let note = format!(
@@ -121,7 +122,7 @@ impl Pass<'_> {
         }
     }
 
-    /// All pods of the run. The world learns from the list, too: it may be ahead of the watch.
+    /// Lists all pods of the run, and updates the world from the list, which may be ahead of the watch.
     pub async fn list_pods(&self) -> Result<ObjectList<Pod>, Error> {
         let api: Api<Pod> = self.ctx.api(self.run);
         let listed =
@@ -132,7 +133,7 @@ impl Pass<'_> {
     }
 }
 
-/// Gives an entry back that its pod has not tried.
+/// Gives back an entry that its pod has not tried.
 pub fn released(claim: &Pending) -> Settlement {
     Settlement { entry: claim.entry.clone(), consumer: claim.consumer.clone(), verdict: Verdict::Released }
 }
