@@ -1,5 +1,5 @@
-//! What gives a run access to its buckets and its queue: keys, grants for keys of other namespaces, and the workers' Valkey
-//! user. All of it can be taken away while the run runs, so that it is checked and restored again and again.
+//! A run's access to its buckets and its queue: keys, grants for keys of other namespaces, and the workers' Valkey
+//! user. A running run can lose all of it, so it is checked and restored repeatedly.
 
 use std::time::Instant;
 
@@ -21,9 +21,9 @@ use crate::error::{Error, Obstacle, Reason};
 use crate::names::{self, EPOCH_ANNOTATION, MANAGER};
 
 impl Pass<'_> {
-    /// Restores what can be taken away from a run while it runs: a restarted Valkey has forgotten the workers' user, a Secret
-    /// was deleted, keys were exchanged. While its keys are missing, or a grant for them is revoked, the run starts nothing,
-    /// and the copies of keys are removed.
+    /// Restores access that a running run can lose: a restarted Valkey has forgotten the workers' user, a Secret was
+    /// deleted, keys were replaced. While its keys are missing, or a grant for them is revoked, the run starts
+    /// nothing, and the copies of keys are removed.
     pub async fn restore_access(&mut self, prepared: &Prepared) -> Result<(), Stop> {
         let checked = self.memory.user.as_ref().map(|(_, checked)| checked.elapsed());
         let due = checked.is_some_and(|ago| ago >= RESYNC);
@@ -45,8 +45,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The keys of the source, if those of all buckets are present and well-formed. Keys of other namespaces are copied, if a
-    /// grant allows it.
+    /// Returns the keys of the source, if the keys of all buckets are present and well-formed. Copies keys from other
+    /// namespaces, if a grant allows it.
     pub async fn copy_credentials(&self, prepared: &Prepared) -> Result<Option<AccessKeys>, Stop> {
         self.check_grants(&prepared.snapshot)?;
         let (mut source, mut copies) = (None, Vec::new());
@@ -61,7 +61,7 @@ impl Pass<'_> {
                 source = Some(keys);
             }
         }
-        // Only when all are there: a run that lacks one has no use for the other.
+        // Apply copies only when all keys are present: a run that lacks one cannot use the other.
         for copy in &copies {
             self.apply_secret(copy).await?;
         }
@@ -75,7 +75,7 @@ impl Pass<'_> {
         Ok(found.map_err(Error::kubernetes(format!("read Secret {namespace}/{name}")))?)
     }
 
-    /// Checked in every pass, and before anything is read: a grant that was revoked has no effect any longer.
+    /// Runs in every pass, before any Secret is read, so that a revoked grant stops working at once.
     fn check_grants(&self, snapshot: &Snapshot) -> Result<(), Stop> {
         let own = self.run.namespace().unwrap_or_default();
         let mut others = snapshot.namespaces();
@@ -95,7 +95,8 @@ impl Pass<'_> {
         refuse(Reason::InvalidSpec, self.run.validate(&rules))
     }
 
-    /// The Secret of the workers' user, which also holds the epoch of the queue: another one than before means loss.
+    /// Ensures the Secret of the workers' user. It also records the epoch of the queue; a different epoch means that
+    /// Valkey lost the queue.
     async fn ensure_worker_user(&mut self, prepared: &Prepared) -> Result<(), Stop> {
         let Prepared { run_id, queue, snapshot, .. } = prepared;
         let api: Api<Secret> = self.ctx.api(self.run);
@@ -133,7 +134,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Writes a Secret over the one that was found, if there is one and it is the run's.
+    /// Writes a Secret, replacing the one that was found, if any. Fails if the run does not own that one.
     async fn write_secret(&self, found: Option<&Secret>, wanted: &Secret) -> Result<Secret, Stop> {
         let name = wanted.name_any();
         if found.is_some_and(|found| !owner::owns(self.run, found)) {

@@ -1,8 +1,9 @@
-//! Slows a run down while something that it depends on fails. Pure: no I/O and no clock.
+//! Slows a run down while one of its dependencies fails. Pure: no I/O and no clock.
 //!
-//! Three disruptions of one dependency in a row, without a success of that operation between them, open its breaker:
-//! pods that end are not replaced, one pod at a time probes the dependency, and the run says what is broken. The first
-//! success closes it. Disruptions of pods and nodes open nothing: thirty drained pods must not throttle a healthy run.
+//! Three disruptions of one dependency in a row, without a success of that operation in between, open its breaker:
+//! pods that end are not replaced, one pod at a time probes the dependency, and the run reports what is broken. The
+//! first success closes the breaker. Disruptions of pods and nodes open no breaker: thirty drained pods must not
+//! throttle a healthy run.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,10 +20,10 @@ use crate::pods::{Milestone, WorkerPod};
 const OPENS_AFTER: u32 = 3;
 /// The wait before the first probe.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// The longest wait before a probe: a run is back at full parallelism a few seconds after its storage.
+/// The longest wait before a probe: a run is back at full parallelism a few seconds after its storage recovers.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// How long the text of an error stays. Each probe fails with another file: a message that followed would be one status
-/// write per probe and run.
+/// How long the text of an error is kept. Each probe fails with another file: if the message changed with each, every
+/// run would write its status once per probe.
 const MESSAGE_KEPT: Duration = Duration::from_secs(30);
 
 /// The breakers of one run.
@@ -38,9 +39,9 @@ pub enum Probe {
     Full,
     /// One, as a probe.
     One,
-    /// None before this time is over.
+    /// None until this time has passed.
     Wait(Duration),
-    /// None: the pods that are there are probes, and the watch shows how they end.
+    /// None: the existing pods are probes, and the watch shows how they end.
     UnderWay,
 }
 
@@ -69,9 +70,9 @@ struct Breaker {
     disruptions: u32,
     last_disruption: Option<Instant>,
     last_success: Option<Instant>,
-    /// How many containers the pod that failed last had started.
+    /// How many containers the pod that last failed had started.
     failed_after: usize,
-    /// The last error, or one that is little older.
+    /// The last error, or a slightly older one.
     message: Option<(String, Instant)>,
     open: Option<Open>,
 }
@@ -83,8 +84,8 @@ struct Open {
 }
 
 impl Breakers {
-    /// Notes what pods show: a finished fetch or publication, and containers that have started. To be called with all pods
-    /// of a pass, also those that are gone, before they are judged.
+    /// Notes what pods show: a finished fetch or publication, and containers that have started. Call it with all pods
+    /// of a pass, including those that are gone, before they are judged.
     pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = &'a WorkerPod>) {
         let (mut image, mut container, mut fetched, mut published) = (None, None, None, None);
         for pod in pods {
@@ -108,16 +109,18 @@ impl Breakers {
         }
     }
 
-    /// The last start of a pod that started more containers than the pod that failed: the container that failed there works.
+    /// The last container start of a pod that started more containers than the pod that failed: the container that
+    /// failed there works.
     fn went_further(&self, dependency: Dependency, pod: &WorkerPod) -> Option<Milestone> {
         let failed_after = self.breakers.get(&dependency).map_or(0, |breaker| breaker.failed_after);
         pod.started.filter(|started| started.containers > failed_after).map(|started| started.last)
     }
 
-    /// Notes what a judgement says about a dependency. An object that fails while another one can be reached is no outage.
+    /// Notes what a judgement shows about a dependency. An object that fails while another one can be reached is no
+    /// outage.
     pub fn judged(&mut self, judgement: &Judgement) {
         if judgement.cause == Cause::Success {
-            // All commands could be executed, also the last one: no pod goes further than that.
+            // All commands could be executed, including the last one: no pod gets further than that.
             self.succeeded(Dependency::Container, judgement.at);
         }
         let Some(dependency) = judgement.dependency() else { return };
@@ -133,12 +136,12 @@ impl Breakers {
         }
     }
 
-    /// A disruption, at a moment of our own clock.
+    /// Notes a disruption, at a time of our own clock.
     pub fn disrupted(&mut self, dependency: Dependency, at: Instant, message: &str) {
         self.breakers.entry(dependency).or_default().disrupted(at, message);
     }
 
-    /// A success, at a moment of our own clock. It closes the breaker, unless a disruption came after it.
+    /// Notes a success, at a time of our own clock. It closes the breaker, unless a disruption came after it.
     pub fn succeeded(&mut self, dependency: Dependency, at: Instant) {
         self.breakers.entry(dependency).or_default().succeeded(at);
     }
@@ -148,7 +151,7 @@ impl Breakers {
         self.succeeded(Dependency::credentials(operation), at);
     }
 
-    /// A file was fetched at this moment or later, and filters were started with it.
+    /// Notes that a file was fetched at this time or later, and that filters were started with it.
     pub fn file_fetched(&mut self, at: Instant) {
         self.operation_succeeded(Operation::Fetch, at);
         self.succeeded(Dependency::Workspace, at);
@@ -156,19 +159,19 @@ impl Breakers {
         self.succeeded(Dependency::Container, at);
     }
 
-    /// When a storage last refused our keys, while it does.
+    /// When a storage last refused our keys; `None` if none refuses them now.
     pub fn keys_refused(&self) -> Option<Instant> {
         let of_keys = [Dependency::SourceCredentials, Dependency::SinkCredentials];
         let breakers = of_keys.iter().filter_map(|dependency| self.breakers.get(dependency));
         breakers.filter(|breaker| breaker.open.is_some()).filter_map(|breaker| breaker.last_disruption).max()
     }
 
-    /// The results of a file were published.
+    /// Notes that the results of a file were published.
     pub fn results_published(&mut self, at: Instant) {
         self.operation_succeeded(Operation::Publish, at);
     }
 
-    /// How long to wait before something that failed is tried again; `None` if nothing fails.
+    /// How long to wait before the next attempt after a failure; `None` if nothing fails.
     pub fn next_try(&self, now: Instant) -> Option<Duration> {
         let slows = self.open_now().filter(|(dependency, _)| dependency.label().is_some());
         slows.map(|(_, open)| open.next_probe.saturating_duration_since(now)).max()
@@ -180,7 +183,7 @@ impl Breakers {
         Known { last_fetch: last(Operation::Fetch), last_publish: last(Operation::Publish) }
     }
 
-    /// How many pods may be created, given those that are alive, and how many were created and not seen yet.
+    /// How many pods may be created, given the living pods, and the number that were created and not seen yet.
     pub fn probe<'a>(
         &self,
         now: Instant,
@@ -200,7 +203,7 @@ impl Breakers {
         }
     }
 
-    /// Whether a living pod will still show whether a dependency works.
+    /// Whether a living pod has yet to show whether a dependency works.
     fn may_show(&self, dependency: Dependency, pod: &WorkerPod) -> bool {
         match dependency {
             Dependency::SourceCredentials | Dependency::Source | Dependency::Workspace => {
@@ -211,15 +214,15 @@ impl Breakers {
         }
     }
 
-    /// Names under which breakers are open, each with the time of its next probe, for metrics.
+    /// The labels of open breakers, each with the time of its next probe, for metrics.
     pub fn next_probes(&self) -> impl Iterator<Item = (&'static str, Instant)> {
         self.open_now().filter_map(|(dependency, open)| Some((dependency.label()?, open.next_probe)))
     }
 
-    /// What the run waits for, if a breaker is open.
+    /// The problem that the run waits for, if a breaker is open.
     pub fn obstacle(&self) -> Option<Obstacle> {
         let open = self.breakers.iter().filter(|(_, breaker)| breaker.open.is_some());
-        // What failed last is what fails now: keys that were refused before an outage may be good again.
+        // The latest failure is the current one: keys that were refused before an outage may be accepted again.
         let (dependency, breaker) =
             open.max_by_key(|(dependency, breaker)| (breaker.last_disruption, Reverse(*dependency)))?;
         let error = breaker.message.as_ref().map_or("", |(message, _)| message.as_str());
@@ -250,7 +253,7 @@ impl Breakers {
 
 impl Breaker {
     fn disrupted(&mut self, at: Instant, message: &str) {
-        // The order is that of the clock, not the one in which a pass happens to see things.
+        // Times on the clock decide, not the order in which a pass happens to see events.
         if self.last_success.is_some_and(|success| at < success) {
             return;
         }
@@ -263,7 +266,7 @@ impl Breaker {
         self.open = match self.open {
             None if self.disruptions < OPENS_AFTER => None,
             None => Some(Open { wait: FIRST_WAIT, next_probe: at + FIRST_WAIT }),
-            // It was created before the breaker opened: many that fail while we wait are one failure.
+            // The pod was created before the breaker opened: any number of failures during the wait count as one.
             Some(open) if at < open.next_probe => Some(open),
             Some(open) => {
                 let wait = open.wait.saturating_mul(2).min(LONGEST_WAIT);

@@ -1,5 +1,5 @@
-//! A run that is deleted: what it has in Valkey and in Kubernetes goes with it. An unavailable Valkey does not block it: what
-//! is left to do is noted, and done when Valkey is back.
+//! Removes what a deleted run has in Valkey and in Kubernetes. An unavailable Valkey does not block the deletion: the
+//! remaining work is noted, and done when Valkey is back.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -32,12 +32,12 @@ use crate::world::World;
 const FOUNDER: &str = "openfilter-operator-founder";
 /// How long a deleted run waits for Valkey.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What is still to be removed from Valkey: one entry per run, `<uid>: <key of its stream>`, and after a space, if that is
-/// not due yet, the Unix time at which it is.
+/// The ConfigMap that lists what is still to be removed from Valkey, one entry per run: `<uid>: <key of its stream>`.
+/// An entry that is not due yet also has, after a space, the Unix time at which it is.
 pub const NOTES: &str = "openfilter-operator-cleanup";
 
 impl Pass<'_> {
-    /// Marks the run, so that it is not gone before [`Self::finalize`] has removed what belongs to it.
+    /// Adds our finalizer, so that the run exists until [`Self::finalize`] has removed its belongings.
     pub async fn ensure_finalizer(&self) -> Result<(), Error> {
         if has_finalizer(self.run) {
             return Ok(());
@@ -47,12 +47,12 @@ impl Pass<'_> {
         set_finalizers(self.ctx, self.run, &finalizers).await
     }
 
-    /// Removes everything of a deleted run, then lets it go.
+    /// Removes everything of a deleted run, then its finalizer.
     pub async fn finalize(&mut self) -> Result<Next, Error> {
         let (ctx, run) = (self.ctx, self.run);
         self.memory.listing.task = None;
         if !has_finalizer(run) {
-            // Removed by another program while a third one's keeps the run.
+            // Another program removed our finalizer while a third one's keeps the run.
             if let Some(run_id) = &self.memory.run_id {
                 note_vanished(ctx, self.uid, run_id, true).await?;
             }
@@ -60,15 +60,15 @@ impl Pass<'_> {
         }
         self.memory.run_id = setup::run_id(run).ok();
         let since = *self.memory.deleting.get_or_insert(self.now);
-        // Garbage collection does it too: a refusal that lasts does not block the run.
+        // Garbage collection removes the workers too, so a lasting refusal does not block the run.
         if let Err(error) = remove_workers(ctx, run).await {
             if since.elapsed() < PATIENCE {
                 return Err(error);
             }
             tracing::warn!(run = %run.name_any(), error = chain(&error), "the workers of a deleted run are left to garbage collection");
         }
-        // Garbage collection removes them too, but later, and a run that is created again at once needs their names. So a
-        // refusal is no reason to block this one.
+        // Garbage collection removes these too, but later, and a run that is created again at once needs their names.
+        // So a refusal does not block this run.
         if let Err(error) = remove_named(ctx, run).await {
             tracing::warn!(run = %run.name_any(), error = chain(&error), "what a deleted run owns is left to garbage collection");
         }
@@ -93,7 +93,7 @@ fn has_finalizer(run: &PipelineRun) -> bool {
 
 async fn set_finalizers(ctx: &Context, run: &PipelineRun, finalizers: &[String]) -> Result<(), Error> {
     let api: Api<PipelineRun> = ctx.api(run);
-    // The version, so that a finalizer that somebody else adds at the same time is not lost.
+    // Send the version, so that a finalizer that another program adds at the same time is not lost.
     let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": run.resource_version()}});
     match api.patch(&run.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -105,7 +105,7 @@ async fn remove_workers(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
     remove_owned::<Job>(ctx, run, &names::job(&run.name_any())).await?;
     let pods: Api<Pod> = ctx.api(run);
     let ours = owner::pods(run);
-    // At once: nobody waits for what they would still say.
+    // Delete at once: nothing depends on their last output.
     let at_once = DeleteParams::default().grace_period(0);
     pods.delete_collection(&at_once, &ours)
         .await
@@ -118,13 +118,13 @@ async fn remove_named(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
     remove_owned::<ControllerRevision>(ctx, run, &names::snapshot(&run.name_any())).await
 }
 
-/// The Secrets of the run's workers.
+/// Removes the Secrets of the run's workers.
 pub async fn remove_secrets(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
     remove_owned::<Secret>(ctx, run, &names::queue_secret(&run.name_any())).await?;
     remove_copied_keys(ctx, run).await
 }
 
-/// The copies of keys of other namespaces.
+/// Removes the copies of keys from other namespaces.
 pub async fn remove_copied_keys(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
     for role in [Role::Source, Role::Sink] {
         remove_owned::<Secret>(ctx, run, &names::credentials_copy(&run.name_any(), role.as_ref())).await?;
@@ -132,7 +132,7 @@ pub async fn remove_copied_keys(ctx: &Context, run: &PipelineRun) -> Result<(), 
     Ok(())
 }
 
-/// Removes what has this name, if it is there and the run's.
+/// Removes the object of this name, if it exists and the run owns it.
 async fn remove_owned<K>(ctx: &Context, run: &PipelineRun, name: &str) -> Result<(), Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
@@ -142,7 +142,7 @@ where
     let found =
         api.get_metadata_opt(name).await.map_err(Error::kubernetes(format!("look for {kind} {name}")))?;
     let Some(found) = found.filter(|found| owner::owns(run, found)) else { return Ok(()) };
-    // This one, and not one that has its name by now.
+    // Delete this object only, not one that has taken its name meanwhile.
     let this = Preconditions { uid: found.uid(), resource_version: None };
     match api.delete(name, &DeleteParams::background().preconditions(this)).await {
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
@@ -150,7 +150,7 @@ where
     }
 }
 
-/// The user first: from then on no worker claims anything.
+/// Removes the run from Valkey, the user first: from then on no worker claims a file.
 async fn forget(ctx: &Context, run_id: &RunId, uid: &str) -> Result<(), Error> {
     WorkerUser::remove(&ctx.valkey, run_id, uid).await?;
     RunQueue::delete(&ctx.valkey, run_id, uid).await?;
@@ -212,7 +212,7 @@ pub async fn note_gone_unseen(ctx: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes down, or crosses out, a run that is still to be removed from Valkey.
+/// Notes a run that is still to be removed from Valkey, or deletes its note.
 async fn note(ctx: &Context, uid: &str, stream: Option<&str>) -> Result<(), Error> {
     let api: Api<ConfigMap> = Api::namespaced(ctx.client.clone(), &ctx.settings.operator_namespace);
     let doing = || Error::kubernetes(format!("write ConfigMap {NOTES}"));
@@ -233,7 +233,8 @@ async fn note(ctx: &Context, uid: &str, stream: Option<&str>) -> Result<(), Erro
     Ok(())
 }
 
-/// Writes down what is left of a run in Valkey. An operator that may not write it leaves it there: the run does not wait for that.
+/// Notes the rest of a run in Valkey. If the operator may not write the note, the rest stays there: the run does not
+/// wait for it.
 async fn note_left(ctx: &Context, uid: &str, noted: &str) -> Result<(), Error> {
     match note(ctx, uid, Some(noted)).await {
         Err(error) if error.is_refusal() => {
@@ -244,9 +245,9 @@ async fn note_left(ctx: &Context, uid: &str, noted: &str) -> Result<(), Error> {
     }
 }
 
-/// A run that is gone although it had our finalizer: a person or a program removed that, or a backup is being restored. Its queue
-/// stays as long as what a finished run leaves, because the same run, created again, goes on from there. One that was being
-/// deleted leaves nothing.
+/// Notes a run that is gone although it had our finalizer: a person or a program removed the finalizer, or a backup
+/// is being restored. Its queue is kept as long as the details of a finished run, because the same run, created
+/// again, continues from there. A run that was being deleted leaves nothing.
 pub async fn note_vanished(
     ctx: &Context,
     uid: &str,
@@ -263,7 +264,8 @@ pub async fn note_vanished(
     note_left(ctx, uid, &format!("{stream} {due}")).await
 }
 
-/// Lets the ledger remember finished runs for as long as their PipelineRuns exist: YAML that is still in Git never runs again.
+/// Makes the ledger remember finished runs for as long as their PipelineRuns exist, so that YAML that is still in Git
+/// never runs again.
 pub async fn renew_ledger(ctx: &Context) -> Result<(), Error> {
     let runs = ctx.world.runs();
     let finished = runs.iter().filter(|run| is_finished(run)).filter_map(|run| setup::run_id(run).ok());
@@ -300,7 +302,7 @@ pub async fn sweep(ctx: &Context) -> Result<(), Error> {
         if due > Timestamp::now().as_second() {
             continue;
         }
-        // A run that could not be read for a while looked as if it were gone.
+        // Skip a run that is back: one that could not be read for a while looked as if it were gone.
         let view = ctx.world.view(&uid.as_str().into());
         let is_back = view.is_some_and(|view| view.run.metadata.deletion_timestamp.is_none());
         if let Some(run_id) = run_id.filter(|_| !is_back) {
@@ -311,7 +313,7 @@ pub async fn sweep(ctx: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// What is still to be removed, and when; a note without a time is due at once.
+/// The run to be removed, and when; a note without a time is due at once.
 #[derive(Debug, PartialEq, Eq)]
 struct Noted {
     run_id: Option<RunId>,

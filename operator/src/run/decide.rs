@@ -1,5 +1,5 @@
-//! What to do with the pods of a run, and whether it has ended. Pure: no I/O and no clock, so that "do we start another
-//! pod?" is answered by a plain test.
+//! Decides what to do with the pods of a run, and whether it has ended. Pure: no I/O and no clock, so that a plain
+//! test answers "do we start another pod?".
 
 use std::time::Duration;
 
@@ -9,37 +9,37 @@ use strum::{AsRefStr, VariantArray};
 use super::breaker::Probe;
 use super::limits::Limits;
 
-/// What a run looks like when it is decided about.
+/// The state of a run that a decision is based on.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     /// The counts of its queue.
     pub stats: &'a Stats,
-    /// What it allows.
+    /// The run's limits.
     pub limits: &'a Limits,
-    /// Pods that work or will.
+    /// Pods that work or will work.
     pub alive: u64,
-    /// Pods that were created and have not been shown by the watch yet.
+    /// Pods that were created and that the watch has not shown yet.
     pub in_flight: u64,
     /// Whether no file may be started.
     pub suspended: bool,
-    /// Whether pods were refused or died so recently that it is better to wait.
+    /// Whether pods were refused or died so recently that no more should be created yet.
     pub backing_off: bool,
-    /// Whether its workers misbehave again and again.
+    /// Whether the run's workers misbehave repeatedly.
     pub misbehaving: bool,
-    /// Whether only a probe may be created, because something that the run depends on fails.
+    /// Whether only a probe may be created, because a dependency of the run fails.
     pub probe: Probe,
 }
 
-/// What is to be done.
+/// The decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// The run goes on.
+    /// The run continues.
     GoOn {
         /// Pods to create.
         create: u64,
-        /// Pods to remove, if they have no file: none may be started, or fewer at once than before.
+        /// How many pods without a file to remove, because no file may be started, or fewer at once than before.
         dismiss: u64,
-        /// When to look again, if nothing happens before.
+        /// When to decide again, if nothing happens before.
         wake: Option<Duration>,
     },
     /// The run ends.
@@ -49,11 +49,11 @@ pub enum Plan {
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, VariantArray)]
 pub enum End {
-    /// All files are settled and none, or few enough, failed.
+    /// All files are settled, and no more of them failed than are allowed.
     Completed,
-    /// All files are settled and too many failed.
+    /// All files are settled, and too many failed.
     FilesFailed,
-    /// There was no file.
+    /// There were no files.
     NoFilesFound,
     /// The run took too long.
     TimedOut,
@@ -61,14 +61,14 @@ pub enum End {
     TooManyFailures,
     /// The bucket has more files than a run may have.
     TooManyFiles,
-    /// Workers wrote more into Valkey than reports can be, again and again.
+    /// Workers repeatedly wrote more into Valkey than reports can take up.
     WorkersMisbehaving,
-    /// It was being ended when the operator crashed, and how is written down in Valkey.
+    /// The operator crashed while ending the run; Valkey holds the reason for the end.
     Aborted,
 }
 
 impl End {
-    /// Whether files that are not settled are given up.
+    /// Whether files that are not settled are abandoned.
     pub fn is_abort(self) -> bool {
         match self {
             Self::TimedOut
@@ -81,7 +81,7 @@ impl End {
     }
 }
 
-/// Decides.
+/// Decides what to do with a run now.
 pub fn decide(seen: &Seen<'_>) -> Plan {
     let Seen { stats, limits, alive, in_flight, suspended, backing_off, misbehaving, probe } = *seen;
     if let Some(end) = end(stats, limits) {
@@ -95,7 +95,7 @@ pub fn decide(seen: &Seen<'_>) -> Plan {
     if suspended {
         return Plan::GoOn { create: 0, dismiss: alive, wake };
     }
-    // A file that waits for its back-off needs no pod before it is due.
+    // A file that waits for its back-off needs no pod until it is due.
     let demand = limits.parallelism.min(stats.queued - stats.delayed + stats.running);
     let create = if backing_off { 0 } else { demand.saturating_sub(alive + in_flight) };
     let create = probe.cap(create);
@@ -122,7 +122,7 @@ pub fn end(stats: &Stats, limits: &Limits) -> Option<End> {
         return Some(End::TooManyFiles);
     }
     let too_many = limits.too_many_dead_letters(stats.failed)
-        // A share of the files means nothing before some of them are listed and the first may be processed.
+        // A share of the files means nothing until some of them are listed and the first may be processed.
         || stats.started && limits.too_many_failed(stats.failed, stats.total);
     too_many.then_some(End::TooManyFailures)
 }
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn every_end_is_documented() {
         let docs = include_str!("../../../docs/runs.md");
-        // It is only how a restarted operator carries on: the reason that was written down is shown.
+        // `Aborted` only lets a restarted operator continue: the run shows the recorded reason.
         for end in End::VARIANTS.iter().filter(|end| **end != End::Aborted) {
             let row = format!("| `{}` |", end.as_ref());
             assert!(docs.contains(&row), "docs/runs.md has no row {row}");

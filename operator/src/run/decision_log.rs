@@ -1,5 +1,5 @@
-//! The log of what became of files. Each is one line with the message `settled`: at info for decisions that people look for
-//! (a retry, a dead letter, a disruption, a reclaimed file), as long as there are few, and at debug for all others.
+//! Logs the fates of files, each in one line with the message `settled`: at info for decisions that people search for
+//! (a retry, a dead letter, a disruption, a reclaimed file), as long as they are few, and at debug for all others.
 
 use kube::ResourceExt;
 use queue::{Failure, Fate};
@@ -8,7 +8,7 @@ use super::pass::Pass;
 use crate::metrics::FileOutcome;
 
 impl Pass<'_> {
-    /// Logs the fate of a file under the outcome that it is counted as; returns whether it was worth a line at info.
+    /// Logs the fate of a file, with the outcome that it is counted as; returns whether it was logged at info.
     pub fn log_decision(
         &mut self,
         outcome: Option<FileOutcome>,
@@ -45,7 +45,7 @@ impl Pass<'_> {
     }
 }
 
-/// What a fate says, as fields.
+/// The parts of a fate that become log fields.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Details<'a> {
     file: Option<&'a str>,
@@ -72,7 +72,7 @@ fn details(fate: &Fate) -> Details<'_> {
     }
 }
 
-/// Whether people look for it in a log.
+/// Whether people search a log for this outcome.
 fn is_decision(outcome: FileOutcome) -> bool {
     match outcome {
         FileOutcome::Retried | FileOutcome::Failed | FileOutcome::Disrupted | FileOutcome::Reclaimed => true,

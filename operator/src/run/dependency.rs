@@ -1,11 +1,11 @@
-//! What a run depends on beside its files.
+//! The dependencies of a run besides its files.
 
 use strum::{IntoStaticStr, VariantArray};
 
 use crate::error::Reason;
 
-/// Something that a run depends on, and that can fail without any file being at fault. In the order in which people are
-/// to hear of them: the first needs a person most.
+/// A dependency of a run, which can fail without any file being at fault. They are ordered as they are to be
+/// reported: the first needs a person most urgently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, VariantArray, IntoStaticStr)]
 pub enum Dependency {
     /// The source accepts our keys.
@@ -24,7 +24,7 @@ pub enum Dependency {
     Workspace,
 }
 
-/// What a pod does with storage.
+/// A pod's use of storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// The claimer fetches the file.
@@ -50,7 +50,7 @@ impl Dependency {
         }
     }
 
-    /// The operation that fails without it, if it belongs to storage.
+    /// The operation that fails without this dependency, if it belongs to storage.
     pub fn operation(self) -> Option<Operation> {
         match self {
             Self::SourceCredentials | Self::Source => Some(Operation::Fetch),
@@ -59,8 +59,8 @@ impl Dependency {
         }
     }
 
-    /// Its name in metrics; `None` if it never slows a run down. A workspace is as full for one pod as for many, and other
-    /// nodes may have room.
+    /// The dependency's name in metrics; `None` if it never slows a run down. A full workspace is as full for one pod
+    /// as for many, and other nodes may have room.
     pub fn label(self) -> Option<&'static str> {
         match self {
             Self::SourceCredentials | Self::SinkCredentials => Some("credentials"),
@@ -71,7 +71,7 @@ impl Dependency {
         }
     }
 
-    /// The reason of `Degraded` while it fails.
+    /// The reason of `Degraded` while the dependency fails.
     pub fn reason(self) -> Reason {
         match self {
             Self::SourceCredentials | Self::SinkCredentials => Reason::CredentialsInvalid,
@@ -82,7 +82,7 @@ impl Dependency {
         }
     }
 
-    /// What fails, in words.
+    /// The failure in words.
     pub fn problem(self) -> &'static str {
         match self {
             Self::SourceCredentials => "the source's storage refuses the credentials",

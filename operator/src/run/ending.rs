@@ -1,5 +1,5 @@
-//! How a run ends: the queue is closed, every pod goes, and then Job and run say so in one pass. Each step can be repeated, so
-//! that a crash between any two of them changes nothing.
+//! Ends a run: the queue is closed, every pod is removed, and then the Job and the run report the end in the same
+//! pass. Each step can be repeated, so a crash between any two of them changes nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use super::{cleanup, publish};
 use crate::error::{Error, chain};
 use crate::pods::{WorkerPod, is_held};
 
-/// How soon to check whether the last pods are gone, should the watch not say so.
+/// How soon to check again whether the last pods are gone, if the watch does not show it.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 impl Pass<'_> {
-    /// Ends the run, unless a file turned up that is not settled.
+    /// Ends the run, unless an unsettled file has turned up.
     pub async fn end_run(&mut self, prepared: &Prepared, end: End) -> Result<Next, Stop> {
         let start_time = self.known_start().or_else(|| self.report.start_time.clone());
         let outcome = RunOutcome {
@@ -40,26 +40,26 @@ impl Pass<'_> {
         };
         let outcome = serde_json::to_string(&outcome).map_err(Error::Json)?;
         if end == End::WorkersMisbehaving {
-            // First, so that nothing more is written: this ends the user's connections, too.
+            // Remove the user first, so that workers write nothing more: this also closes the user's connections.
             WorkerUser::remove(&self.ctx.valkey, &prepared.run_id, &self.owner().uid).await?;
         }
         let ending = if end.is_abort() { Ending::Abort { reason: end.as_ref() } } else { Ending::Finish };
         while let Closed::More { .. } =
             prepared.queue.close(ending, &outcome, &self.ctx.settings.retention).await?
         {}
-        // Opened again, it says how it ended: one path for a run that ends now, that ended before a crash, and that is
-        // restored.
+        // When the queue is opened again, it says how the run ended. So a run that ends now, a run that ended before
+        // a crash, and a restored run all take the same path.
         self.memory.forget_queue();
         Ok(Next::Within(Duration::ZERO))
     }
 
-    /// When the run started: what was written, which the watch may not have shown yet.
+    /// The start time of the run: the one that we wrote, even if the watch has not shown it yet.
     fn known_start(&self) -> Option<Time> {
         let written = self.memory.published.as_ref().map(|(status, _)| status);
         written.or(self.run.status.as_ref()).and_then(|status| status.start_time.clone())
     }
 
-    /// Does all that is to be done once the queue is closed, and reports the end when no pod is left.
+    /// Does everything that remains once the queue is closed, and reports the end when no pod is left.
     pub async fn finish(&mut self, run_id: &RunId, finished: &Finished) -> Result<Next, Stop> {
         let outcome = RunOutcome { partly_listed: !finished.listed, ..read_outcome(self.run, finished) };
         let counts = status::final_counts(&finished.counts);
@@ -73,7 +73,7 @@ impl Pass<'_> {
         if let Some(job) = self.view.job.as_ref().or(self.memory.job.as_ref().map(|(job, _)| job)).cloned() {
             self.finish_job(&job, counts, &outcome, &message).await?;
         }
-        // The workers' user and Secrets have served their purpose.
+        // Nothing needs the workers' user and Secrets any more.
         WorkerUser::remove(&self.ctx.valkey, run_id, &self.owner().uid).await?;
         cleanup::remove_secrets(self.ctx, self.run).await?;
         self.report.outcome = Some(outcome);
@@ -86,7 +86,7 @@ impl Pass<'_> {
         if pods.is_empty() {
             return Ok(false);
         }
-        // A pod that has stopped needs no time to end, and a kubelet that does not answer gets no more of it.
+        // A pod that has stopped needs no time to end, and a kubelet that does not answer gets no more time.
         let (at_once, others): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| {
             pod.stopped || pod.deleting.is_some_and(|going| going.since.elapsed() > going.grace + LOOK_AGAIN)
         });
@@ -97,8 +97,8 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// Removes pods that the watch has not shown yet: one that was requested a moment ago, for example. Returns whether there
-    /// were any.
+    /// Removes pods that the watch has not shown yet, such as one that was requested a moment ago. Returns whether
+    /// there were any.
     async fn remove_unseen_pods(&mut self) -> Result<bool, Stop> {
         let pods: Api<Pod> = self.ctx.api(self.run);
         let ours = owner::pods(self.run);
@@ -110,7 +110,7 @@ impl Pass<'_> {
         Ok(!names.is_empty())
     }
 
-    /// A pod that was requested before the end and appeared after it goes, and a change of the spec is acknowledged.
+    /// Removes a pod that was requested before the end and appeared after it, and acknowledges a change of the spec.
     pub async fn tidy_up_after_the_end(&mut self) -> Result<Next, Error> {
         let late = self.view.pods.iter().filter(|pod| !pod.held);
         let late: Vec<String> = late.map(|pod| pod.name.clone()).collect();
@@ -120,13 +120,13 @@ impl Pass<'_> {
     }
 }
 
-/// When the run ends. Its start may be from a clock that is ahead of ours, and the API server refuses a Job that ends before
-/// it started.
+/// The end time of the run. Its start time may come from a clock that is ahead of ours, and the API server refuses a
+/// Job that ends before it started.
 fn ended(start: Option<&Time>, now: Timestamp) -> Time {
     Time(start.map_or(now, |start| start.0.max(now)))
 }
 
-/// What was written down at the end; a text that cannot be read still has its counts.
+/// The recorded outcome; if its text cannot be parsed, the counts remain.
 fn read_outcome(run: &PipelineRun, finished: &Finished) -> RunOutcome {
     serde_json::from_str(&finished.outcome).unwrap_or_else(|error| {
         tracing::warn!(run = %run.name_any(), error = chain(&error), "the outcome in the ledger cannot be read");

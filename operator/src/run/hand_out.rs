@@ -1,5 +1,5 @@
-//! Gives files to pods. A pod gets its file when it has a node, so that it finds the file when its claimer starts; if the claimer
-//! does not start soon, the file goes to another pod.
+//! Gives files to pods. A pod gets its file when it has a node, so that its claimer finds the file when it starts; if
+//! the claimer does not start soon, the file goes to another pod.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::pods::Stage;
 
 impl Pass<'_> {
-    /// Gives a file to each pod that can take one. Those whose claimer waits already come first.
+    /// Gives a file to each pod that can take one, first to those whose claimer is already waiting.
     pub async fn hand_out(&mut self, prepared: &Prepared) -> Result<(), Error> {
         self.take_back(prepared).await?;
         let pods = &self.memory.pods;
@@ -28,8 +28,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Takes files back from pods that do not start. Should a claimer read its file at this very moment, its result is ignored,
-    /// because the pod no longer holds the file.
+    /// Takes files back from pods that do not start. If a claimer reads its file at this very moment, its result is
+    /// ignored, because the pod no longer holds the file.
     async fn take_back(&mut self, prepared: &Prepared) -> Result<(), Error> {
         let late = self.view.pods.iter().filter(|pod| pod.is_late(self.now));
         let late = late.filter(|pod| !self.memory.pods.late.contains(&pod.name));
@@ -41,14 +41,14 @@ impl Pass<'_> {
         let release: Vec<_> = claims.iter().map(released).collect();
         self.settle_entries(prepared, &release).await?;
         for pod in late {
-            // It gets another file if its claimer starts after all.
+            // The pod gets another file if its claimer starts after all.
             self.memory.pods.served.remove(&pod);
             self.memory.pods.late.insert(pod);
         }
         Ok(())
     }
 
-    /// When the first pod that was given a file may be late.
+    /// When the first pod that has been given a file may be late.
     pub fn late_start(&self) -> Option<Duration> {
         let starting = self.view.pods.iter().filter(|pod| pod.is_alive() && pod.stage == Stage::Starting);
         starting.filter_map(|pod| pod.late_at()?.checked_duration_since(self.now)).min()

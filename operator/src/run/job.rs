@@ -1,4 +1,4 @@
-//! The one Job of a run: created, and kept up to date with what becomes of the run.
+//! Creates the one Job of a run, and keeps it up to date with the run.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use crate::error::{Error, Obstacle, Reason, chain, is_refusal, refused};
 use crate::names::MANAGER;
 use crate::pods::Stage;
 
-/// How long a Job that was just created may be missing from the watch before it is asked for again.
+/// How long a newly created Job may be missing from the watch before it is requested again.
 const JOB_SHOWN_WITHIN: Duration = Duration::from_secs(10);
 
-/// The last try to write the status of a Job that goes on.
+/// The last attempt to write the status of an unfinished Job.
 pub struct JobWrite {
     job: Option<String>,
     status: Value,
@@ -31,17 +31,17 @@ pub struct JobWrite {
     at: Instant,
 }
 
-/// How long a write of a Job's status waits for the one before it.
+/// How long to wait after a write of a Job's status before the next one.
 struct WriteEvery {
-    /// After one that succeeded.
+    /// After a write that succeeded.
     counts: Duration,
-    /// After one that failed: an API server that is overloaded is not asked again in every pass.
+    /// After a write that failed: an overloaded API server is not asked again in every pass.
     failed: Duration,
 }
 
 impl JobWrite {
-    /// How long the next one has to wait. Tools that suspend Jobs wait for the condition that says so, and for nothing else: it
-    /// is written at once, and soon again if that failed.
+    /// How long the next write has to wait. Tools that suspend Jobs wait only for the condition that says so: that
+    /// one is written at once, and soon again if the write failed.
     fn is_followed_after(&self, suspended: bool, every: &WriteEvery, now: Instant) -> Option<Duration> {
         let every = if self.has_succeeded { every.counts } else { every.failed };
         let left = every.saturating_sub(now.saturating_duration_since(self.at));
@@ -54,7 +54,7 @@ impl JobWrite {
 }
 
 impl Pass<'_> {
-    /// The Job of the run: what the watch shows, or a new one. `None` while an old one is being deleted.
+    /// The Job of the run: the one that the watch shows, or a new one. `None` while an old one is being deleted.
     pub async fn ensure_job(&mut self, prepared: &Prepared, stats: &Stats) -> Result<Option<Arc<Job>>, Stop> {
         if let Some(shown) = &self.view.job {
             self.memory.job = None;
@@ -76,12 +76,12 @@ impl Pass<'_> {
             worker: &self.ctx.settings.worker,
             pending_timeout: prepared.limits.pending_timeout,
         };
-        // A total that is not known yet would have to grow, and `completions` cannot change.
+        // A total that is not final yet would have to grow, and `completions` cannot change.
         let files = (stats.listing == Listing::Complete).then_some(stats.total);
         let wanted = job::job(self.run, &prepared.run_id, &recipe, files);
         let name = wanted.name_any();
-        // By a dry run first: another controller would start pods of a Job that is not ours to manage, before we could
-        // delete it.
+        // Start with a dry run: if the Job is not ours to manage, another controller would start its pods before we
+        // could delete it.
         if create(&api, &wanted, true).await?.is_some_and(|job| !job::is_managed(&job)) {
             return Err(not_managed().into());
         }
@@ -92,7 +92,7 @@ impl Pass<'_> {
                 self.ctx.tell(self.run, "JobCreated", note);
                 created
             }
-            // Created before, and the status write was lost.
+            // The Job was created before, and the status write was lost.
             None => api.get(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?,
         };
         if !owner::owns(self.run, &found) {
@@ -105,7 +105,7 @@ impl Pass<'_> {
             return Ok(None);
         }
         if !job::is_managed(&found) {
-            // Since a moment ago.
+            // The API server stopped keeping the field after the dry run.
             let _ = api.delete(&name, &DeleteParams::background()).await;
             return Err(not_managed().into());
         }
@@ -125,8 +125,8 @@ impl Pass<'_> {
         Ok(Arc::new(patched.map_err(Error::kubernetes("change the parallelism of the Job"))?))
     }
 
-    /// Writes the Job's status while the run goes on: that it is suspended at once, its counts now and then. Returns when they
-    /// are due, if it is too early for them.
+    /// Writes the Job's status during the run: a suspension at once, counts at intervals. Returns when the counts are
+    /// due, if it is too early for them.
     pub async fn publish_job(&mut self, shown: &Job, suspended: bool) -> Option<Duration> {
         let counts = self.report.counts?;
         let every = WriteEvery { counts: self.ctx.publish_job_every(), failed: self.ctx.publish_every() };
@@ -167,7 +167,7 @@ impl Pass<'_> {
         if let Some(conditions) = conditions {
             status["conditions"] = conditions;
         }
-        // The API server refuses a start time of a Job that is suspended.
+        // The API server refuses a start time on a suspended Job.
         if let Some(start_time) = start_time.filter(|_| !suspended) {
             status["startTime"] = json!(start_time);
         }
@@ -176,7 +176,7 @@ impl Pass<'_> {
         }
         let written = self.patch_job_status(shown, &status).await;
         if let Err(error) = &written {
-            // Nothing depends on it while the run goes on.
+            // Nothing depends on this status while the run continues.
             tracing::debug!(error = chain(error), "the status of the Job was not written");
         }
         let (job, has_succeeded) = (shown.uid(), written.is_ok());
@@ -184,7 +184,7 @@ impl Pass<'_> {
         Some(every.failed).filter(|_| !has_succeeded)
     }
 
-    /// Writes how the Job ended: in the same pass as the run.
+    /// Writes how the Job ended, in the same pass as the run's end.
     pub async fn finish_job(
         &mut self,
         shown: &Job,
@@ -192,7 +192,7 @@ impl Pass<'_> {
         outcome: &RunOutcome,
         message: &str,
     ) -> Result<(), Error> {
-        // What the watch has shown may be older than what was written last, and the counts must not go back.
+        // The watch may be older than the last write, and counts must not decrease.
         let api: Api<Job> = self.ctx.api(self.run);
         let name = shown.name_any();
         let found = api.get_opt(&name).await.map_err(Error::kubernetes(format!("read Job {name}")))?;
@@ -201,7 +201,8 @@ impl Pass<'_> {
             return Ok(());
         };
         match self.patch_job_status(&shown, &final_status(&shown, counts, outcome, message)).await {
-            // The run ends even if the API server refuses the Job's last status. A right that is missing may come back.
+            // The run ends even if the API server refuses the Job's last status. A missing right is an error, because
+            // it may be granted again.
             Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
             {
                 tracing::warn!(run = %self.run.name_any(), doing, error = chain(&source), "the end of the Job was refused");
@@ -223,7 +224,7 @@ impl Pass<'_> {
     }
 }
 
-/// Creates the Job; `None` if there is one of its name.
+/// Creates the Job; `None` if a Job of this name exists.
 async fn create(api: &Api<Job>, wanted: &Job, dry_run: bool) -> Result<Option<Job>, Stop> {
     let params = PostParams { dry_run, field_manager: Some(MANAGER.into()) };
     match api.create(&params, wanted).await {
@@ -242,7 +243,7 @@ fn not_managed() -> Obstacle {
     )
 }
 
-/// The API server lets a Job's counts only grow. After a loss of data ours start over.
+/// Keeps counts from decreasing, which the API server forbids for a Job: after a loss of data ours start over.
 fn never_less(counts: Counts, shown: &Job) -> (i64, i64) {
     let old = shown.status.as_ref();
     let (succeeded, failed) = (old.and_then(|old| old.succeeded), old.and_then(|old| old.failed));

@@ -6,10 +6,10 @@ use crds::rules::{FailureLimit, parse_duration};
 use crds::v1alpha1::{Execution, RetryBackoff};
 use queue::{RetryPolicy, Stats};
 
-/// What a run allows.
+/// The limits of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// Pods at once.
+    /// Pods that may exist at once.
     pub parallelism: u64,
     /// When failed files are tried again.
     pub retry: RetryPolicy,
@@ -19,31 +19,31 @@ pub struct Limits {
     pub file_timeout: Option<Duration>,
     /// How long the run may take.
     pub timeout: Option<Duration>,
-    /// Exit codes that say that the input is bad.
+    /// Exit codes that mean that the input is bad.
     pub non_retryable: Vec<i32>,
-    /// How many files may fail.
+    /// How many files may fail without the run failing.
     pub max_failed: Option<FailureLimit>,
-    /// How many dead letters a run may have: each takes memory of Valkey.
+    /// How many dead letters a run may have: each takes up memory of Valkey.
     pub max_dead_letters: u64,
-    /// How many files a run may have; any number when absent.
+    /// How many files a run may have; no limit if absent.
     pub max_files: Option<u64>,
 }
 
-/// What the operator's settings say about every run.
+/// The operator's settings for every run.
 #[derive(Clone, Copy, Debug)]
 pub struct RunSettings {
-    /// Outcomes that the results stream keeps.
+    /// How many outcomes the results stream keeps.
     pub keep_results: u32,
-    /// Disruptions of a file in a row before one is charged.
+    /// How many consecutive disruptions of a file are free; the next one is charged.
     pub max_disruptions: u32,
-    /// Dead letters of a run before it ends.
+    /// How many dead letters a run may have before it ends.
     pub max_dead_letters: u64,
-    /// Files of a run before it ends; any number when absent.
+    /// How many files a run may have before it ends; no limit if absent.
     pub max_files: Option<u64>,
 }
 
 impl Limits {
-    /// Parses. `None` if a field cannot be read, which validation has refused before.
+    /// Parses the limits. `None` if a field cannot be parsed, which validation has already ruled out.
     pub fn parse(execution: &Execution, settings: RunSettings) -> Option<Self> {
         let RunSettings { keep_results, max_disruptions, max_dead_letters, max_files } = settings;
         let Execution {
@@ -82,13 +82,13 @@ impl Limits {
         })
     }
 
-    /// How much of its time a run has left; `None` without a limit. Valkey measures its age: operators follow each other, and
-    /// their clocks differ.
+    /// How much time a run has left; `None` without a limit. Valkey measures the run's age, because operators take
+    /// over from each other and their clocks differ.
     pub fn time_left(&self, stats: &Stats) -> Option<Duration> {
         self.timeout.map(|timeout| timeout.saturating_sub(stats.age.unwrap_or_default()))
     }
 
-    /// Whether more files have failed than may.
+    /// Whether more files have failed than may fail.
     pub fn too_many_failed(&self, failed: u64, total: u64) -> bool {
         match self.max_failed {
             None => false,

@@ -1,4 +1,4 @@
-//! The step that finds the files: a task of its own lists the bucket, and passes only follow it.
+//! The step that finds the files: a separate task lists the bucket, and passes only follow it.
 
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ use crate::error::Reason;
 /// How soon a run notices that its listing has paused for the first time, so that files may be processed.
 const PAUSE_NOTICED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Whether files are still to be found.
+/// Whether the listing is still incomplete.
 pub fn is_to_be_listed(stats: &Stats) -> bool {
     stats.listing != Listing::Complete && stats.state == State::Open
 }
 
 impl Pass<'_> {
-    /// Lists the bucket. `None` once files may be processed: all of them are known, or so many are queued that the listing
-    /// has paused. Then it goes on while they are processed.
+    /// Lists the bucket. `None` once files may be processed: either all of them are known, or enough are queued that
+    /// the listing has paused. It then continues while files are processed.
     pub async fn list(&mut self, prepared: &Prepared) -> Result<Option<Next>, Stop> {
         if self.memory.listing.is_complete {
             return Ok(None);
@@ -33,7 +33,7 @@ impl Pass<'_> {
         self.report.counts = Some(status::counts(&stats));
         if !is_to_be_listed(&stats) {
             if self.memory.listing.task.as_ref().is_some_and(|task| !task.has_ended()) {
-                // It still has to report what it skipped, and touches the run at its end.
+                // The task still has to report skipped files, and wakes the run at its end.
                 return Ok(None);
             }
             self.memory.listing.is_complete = true;
@@ -45,7 +45,7 @@ impl Pass<'_> {
         }
         self.report.listed = self.report.counts.map(|counts| counts.total_files);
         if stats.started {
-            // Whatever blocks the listing, files that are queued are processed. What ends the run is decided with them.
+            // Queued files are processed even if the listing is blocked. Whether the run ends is decided with them.
             match self.follow_listing(prepared, &stats).await {
                 Err(Stop::Obstacle(obstacle)) => self.report.obstacle = Some(obstacle),
                 followed => _ = followed?,
@@ -61,13 +61,13 @@ impl Pass<'_> {
         if let Some(withheld) = &self.memory.withheld {
             self.report.obstacle = Some(withheld.clone());
         }
-        // A listing that pauses adds no page that would wake the run.
+        // A paused listing adds no page that would wake the run.
         let wait =
             wait.unwrap_or(if self.memory.listing.task.is_some() { PAUSE_NOTICED_WITHIN } else { RESYNC });
         Ok(Some(Next::Within(wait.min(left))))
     }
 
-    /// Follows the task that lists, or starts it again; returns how long it still waits after a failure.
+    /// Follows the listing task, or restarts it; returns how much longer it waits after a failure.
     async fn follow_listing(&mut self, prepared: &Prepared, stats: &Stats) -> Result<Option<Duration>, Stop> {
         if self.memory.listing.is_repeated {
             let message =

@@ -1,4 +1,5 @@
-//! The listing of a run's bucket, as a task of its own: a pass only looks how far it is. A listing of hours delays nobody.
+//! Lists a run's bucket in a separate task: a pass only checks its progress, so a listing of hours delays nothing
+//! else.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,17 +14,17 @@ use crate::error::{MORE_MEMORY, Obstacle, Reason, chain};
 use crate::listing::{Bounds, ListingError, Progress, list_into};
 use crate::world::Uid;
 
-/// Reason of the event about files that were skipped.
+/// The reason of the event about skipped files.
 const FILES_SKIPPED: &str = "FilesSkipped";
 
-/// A listing that is under way, or has ended.
+/// A listing that is under way or has ended.
 pub struct ListingTask {
     task: JoinHandle<()>,
     failure: Arc<Mutex<Option<Obstacle>>>,
 }
 
 impl ListingTask {
-    /// Starts where the queue says that the last one stopped.
+    /// Starts a listing where the last one stopped, according to the queue.
     pub fn start(
         ctx: &Arc<Context>,
         uid: &Uid,
@@ -33,7 +34,7 @@ impl ListingTask {
         from: &Stats,
     ) -> Self {
         let failure = Arc::new(Mutex::new(None));
-        // An operator that was restarted knows how many files were skipped before, and no example.
+        // A restarted operator knows how many files were skipped before, but has no example.
         let skipped = Skipped { files: from.skipped, example: None };
         let (from, total) = (from.listing.clone(), from.total);
         let (ctx, uid, run, told) = (Arc::clone(ctx), Arc::clone(uid), run.clone(), Arc::clone(&failure));
@@ -55,7 +56,7 @@ impl ListingTask {
             };
             let listed = list_into(&queue, &lister, from, bounds, progress).await;
             let (_, skipped) = so_far.into_inner().unwrap_or_else(PoisonError::into_inner);
-            // A listing that failed is started again, and reports them all.
+            // A failed listing is started again, and then reports all skipped files.
             if skipped.files > 0 && listed.is_ok() {
                 let note = in_words(&skipped);
                 tracing::warn!(run = %run.name_any(), namespace, skipped = skipped.files, note, "files were skipped");
@@ -69,12 +70,12 @@ impl ListingTask {
         Self { task, failure }
     }
 
-    /// Whether it has ended, well or not.
+    /// Whether the listing has ended, successfully or not.
     pub fn has_ended(&self) -> bool {
         self.task.is_finished()
     }
 
-    /// Why it failed, if it did.
+    /// Why the listing failed, if it did.
     pub fn failure(&self) -> Option<Obstacle> {
         lock(&self.failure).clone()
     }
@@ -90,7 +91,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// For the event, of which there is one however many files it is about.
+/// The text of the event; one event covers all skipped files.
 fn in_words(skipped: &Skipped) -> String {
     let Skipped { files, example } = skipped;
     let (files, are) =
@@ -104,14 +105,14 @@ fn obstacle(error: &ListingError) -> Obstacle {
         ListingError::Enqueue(queue::Error::Lost { .. }) | ListingError::Count(queue::Error::Lost { .. }) => {
             Reason::QueueLost
         }
-        // The bucket was listed into something that the queue cannot take: that is not the queue's fault.
+        // The bucket yielded a page that the queue cannot take, which is not the queue's fault.
         ListingError::Enqueue(queue::Error::Page { .. }) => Reason::ListingFailed,
         ListingError::Enqueue(queue::Error::Full { .. }) => {
             return Reason::QueueFull.because(format!("{}; {MORE_MEMORY}", chain(error)));
         }
         ListingError::Enqueue(_) | ListingError::Count(_) => Reason::QueueUnavailable,
         ListingError::List { source: storage::StorageError::NoAccess(_), .. } => Reason::CredentialsInvalid,
-        // The run ends for that reason in its next pass.
+        // The next pass ends the run for having too many files.
         ListingError::List { .. } | ListingError::TooMany { .. } => Reason::ListingFailed,
     };
     reason.because(chain(error))

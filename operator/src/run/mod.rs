@@ -43,15 +43,16 @@ pub use cleanup::{NOTES, note_gone_unseen, renew_ledger, sweep};
 pub use limits::RunSettings;
 pub use status::{is_finished, obstacle};
 
-/// How often a run has a pass although nothing happened: the safety net under the watches.
+/// How often a run has a pass even if nothing happens: the safety net under the watches.
 pub const RESYNC: Duration = Duration::from_secs(30);
-/// Changes that come together are handled together: a settled batch costs as much as a settled file.
+/// How long to wait for further changes, so that they are handled together: a settled batch costs as much as a
+/// settled file.
 const GATHER: Duration = Duration::from_millis(25);
-/// A pass that takes longer is abandoned and repeated: every step can be repeated.
+/// A pass that takes longer is abandoned and started again, which is safe because every step can be repeated.
 const PASS_MAX: Duration = Duration::from_secs(120);
-/// Counts are published this often at most, whatever the number of files.
+/// Counts are published at most this often, regardless of the number of files.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
-/// First wait after a pass that failed.
+/// The first wait after a failed pass.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 
 /// Drives a run until it needs no further pass.
@@ -87,7 +88,7 @@ pub async fn drive(ctx: Arc<Context>, uid: Uid, wake: Arc<Notify>) {
 }
 
 async fn one_pass(ctx: &Arc<Context>, uid: &Uid, memory: &mut Memory) -> Result<Next, Error> {
-    // In this order: a pod that goes in between is in neither, and not in both.
+    // Keep this order: a pod that is removed in between is then in neither, rather than in both.
     memory.pods.gone.extend(ctx.world.take_gone(uid));
     let Some(view) = ctx.world.view(uid) else {
         if let Some(run_id) = &memory.run_id {

@@ -1,5 +1,5 @@
-//! Nodes on which pods never come up: the sandbox, the network or a volume fails, and the kubelet says so only in events.
-//! Such a node looks empty and attracts the next pods, so it is named. Pure.
+//! Nodes on which pods never come up: the sandbox, the network or a volume fails, and the kubelet reports that only
+//! in events. Such a node looks empty and attracts the next pods, so the run's status names it. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::error::{Obstacle, Reason};
 use crate::pods::WorkerPod;
 
-/// Pods that died on a node before it is named: one may have had bad luck.
+/// How many pods must die on a node before it is named: a single one may have had bad luck.
 const NAMED_AFTER: usize = 2;
-/// A death counts for this many times `--start-timeout`. A broken node that attracts the next pod lets it die one such time
-/// later, so it stays named; one that was repaired or removed is forgotten.
+/// A death counts for this many times `--start-timeout`. On a broken node, the next pod that it attracts dies one
+/// such time later, so the node stays named; a repaired or removed node is forgotten.
 const REMEMBERED_FOR: u32 = 3;
 
 /// Deaths of pods that never came up, by node and pod.
@@ -21,8 +21,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// The pods to replace, of those that are alive: their nodes have not brought them up for too long. Each is counted once,
-    /// however often it is shown before it is gone.
+    /// The living pods to replace, because their nodes have not brought them up for too long. Each pod is counted
+    /// once, however often it is shown before it is gone.
     pub fn give_up(
         &mut self,
         pods: &[Arc<WorkerPod>],
@@ -43,7 +43,7 @@ impl Nodes {
         dead
     }
 
-    /// Deaths that are long ago, and those before another pod came up on the same node.
+    /// Forgets deaths that are long past, and deaths before another pod came up on the same node.
     fn forget(&mut self, pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Instant) {
         if self.deaths.is_empty() {
             return;
@@ -66,7 +66,7 @@ impl Nodes {
         });
     }
 
-    /// The node on which most pods died, once several have.
+    /// The node on which most pods died, once any node has several deaths.
     pub fn obstacle(&self) -> Option<Obstacle> {
         let several = self.deaths.iter().filter(|(_, deaths)| deaths.len() >= NAMED_AFTER);
         let (node, deaths) = several.max_by_key(|(_, deaths)| deaths.len())?;

@@ -1,5 +1,5 @@
-//! One pass over a run: it reads what is there, decides, acts, and writes the status once. Each step stands in a file of its
-//! own, as methods of [`Pass`].
+//! One pass over a run: it reads the current state, decides, acts, and writes the status once. Each step has its own
+//! file, as methods of [`Pass`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ use crate::context::Context;
 use crate::error::{Error, MORE_MEMORY, Obstacle, Reason, chain, is_refusal};
 use crate::world::{Uid, View};
 
-/// An API error that persists for this many passes is reported, not treated as transient: an admission webhook is down, for
-/// example.
+/// An API error that persists for this many passes is reported, not treated as transient: an admission webhook may be
+/// down, for example.
 const PERSISTENT: u32 = 4;
 
 /// When the next pass is due.
@@ -34,7 +34,7 @@ pub enum Next {
     Done,
 }
 
-/// Why a pass went no further.
+/// Why a pass ended early.
 pub enum Stop {
     /// Something blocks the run.
     Obstacle(Obstacle),
@@ -66,37 +66,37 @@ pub struct Pass<'a> {
     pub ctx: &'a Arc<Context>,
     /// The UID of the run.
     pub uid: &'a Uid,
-    /// What the watches have shown of the run.
+    /// The state of the run that the watches have shown.
     pub view: &'a View,
     /// The run itself.
     pub run: &'a PipelineRun,
-    /// What earlier passes remembered.
+    /// The memory of earlier passes.
     pub memory: &'a mut Memory,
-    /// What this pass reports.
+    /// The report of this pass.
     pub report: Report,
-    /// When it began, by our own clock.
+    /// When the pass began, by our own clock.
     pub now: Instant,
 }
 
-/// What a run has once it is prepared.
+/// A run that is ready for listing and processing.
 pub struct Prepared {
-    /// Its id.
+    /// The run's id.
     pub run_id: RunId,
-    /// What it allows.
+    /// The run's limits.
     pub limits: Limits,
-    /// Its Pipeline.
+    /// The run's Pipeline.
     pub snapshot: Arc<Snapshot>,
-    /// Its queue, which is open.
+    /// The run's queue, which is open.
     pub queue: RunQueue,
 }
 
 impl<'a> Pass<'a> {
-    /// A pass that begins now.
+    /// Begins a pass now.
     pub fn new(ctx: &'a Arc<Context>, uid: &'a Uid, view: &'a View, memory: &'a mut Memory) -> Self {
         Self { ctx, uid, view, run: &view.run, memory, report: Report::default(), now: Instant::now() }
     }
 
-    /// Runs the pass. What blocks the run is reported in its status; only what cannot even be reported is an error.
+    /// Runs the pass. The status reports obstacles; only a failure that cannot be reported there is an error.
     pub async fn run(mut self) -> Result<Next, Error> {
         if self.run.metadata.deletion_timestamp.is_some() {
             return self.finalize().await;
@@ -115,18 +115,18 @@ impl<'a> Pass<'a> {
         let publish_again = self.publish().await?;
         Ok(match (next?, publish_again) {
             (Next::Within(wait), Some(sooner)) => Next::Within(wait.min(sooner)),
-            // Another operator's status was in the way of the last one.
+            // Another operator's status blocked the last write.
             (Next::Done, Some(again)) => Next::Within(again),
             (next, None) => next,
         })
     }
 
-    /// Takes the run as far as it goes now.
+    /// Takes the run as far as possible now.
     async fn advance(&mut self) -> Result<Next, Stop> {
         let run_id = self.run_id()?;
         self.memory.run_id = Some(run_id.clone());
         let limits = self.check_spec()?;
-        // The queue before the Pipeline: a run that was executed before needs none.
+        // Open the queue before loading the Pipeline: a run that was executed before needs no Pipeline.
         let queue = match self.open_queue(&run_id).await? {
             OpenedQueue::Open(queue) => *queue,
             OpenedQueue::Finished(finished) => return self.finish(&run_id, &finished).await,
@@ -141,7 +141,7 @@ impl<'a> Pass<'a> {
         self.process(&prepared).await
     }
 
-    /// A new operator goes on with the obstacle that the status shows, so that it is reported once.
+    /// Lets a new operator start with the obstacle that the status shows, so that it is reported only once.
     fn recall_obstacle(&mut self) {
         if self.memory.published.is_none() && self.memory.obstacle.is_none() {
             self.memory.obstacle = status::obstacle(self.run);
@@ -167,7 +167,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The newest files that failed for good, for the status: from the dead letters, whenever more have failed.
+    /// Reports the newest files that failed permanently, for the status: the dead letters are read again whenever
+    /// more files have failed.
     pub async fn report_failures(&mut self, queue: &RunQueue, failed: u64) -> Result<(), Stop> {
         if self.memory.failures.are_outdated(failed) {
             self.memory.failures.read(queue.newest_dead_letters(RECENT_MAX).await?, failed);
@@ -176,8 +177,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The counts of the queue, which also knows the age of the run and a file that could be fetched. A queue that an older version
-    /// opened, or that was lost, does not know the age: it learns it from the status, once.
+    /// Reads the counts of the queue, which also knows the age of the run and a file that could be fetched. A queue
+    /// that an older version opened, or that was lost, does not know the age: it learns it from the status, once.
     pub async fn read_stats(&mut self, prepared: &Prepared) -> Result<Stats, Stop> {
         let mut stats = prepared.queue.stats().await?;
         if stats.age.is_none() {
@@ -188,7 +189,7 @@ impl<'a> Pass<'a> {
         Ok(stats)
     }
 
-    /// The run as Valkey knows the owner of a queue.
+    /// The run as the owner of a queue in Valkey.
     pub fn owner(&self) -> Owner {
         Owner {
             uid: self.run.uid().unwrap_or_default(),
@@ -198,21 +199,22 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// How long ago a run began by its status. The clocks of two operators differ, so this only tells a queue that does not know.
+/// The age of a run according to its status. The clocks of two operators differ, so this is only for a queue that
+/// does not know the age.
 fn age(run: &PipelineRun, now: Timestamp) -> Duration {
     let start = run.status.as_ref().and_then(|status| status.start_time.as_ref());
     start.and_then(|start| Duration::try_from(now.duration_since(start.0)).ok()).unwrap_or_default()
 }
 
-/// The obstacle after a pass that failed: it has not found out that the one before it is gone.
+/// The obstacle after a failed pass, which has not found out whether the obstacle before it is gone.
 fn obstacle_after(error: &Error, memory: &Memory) -> Option<Obstacle> {
     obstacle_of(error, memory.failed_passes)
         .or_else(|| memory.creation.problem().cloned())
         .or_else(|| memory.obstacle.clone())
 }
 
-/// The obstacle that an error is after so many passes that failed: not one that passes at once, but one that keeps the run
-/// from going on.
+/// The obstacle that an error amounts to after this many failed passes; `None` if the error does not keep blocking
+/// the run.
 fn obstacle_of(error: &Error, failed_passes: u32) -> Option<Obstacle> {
     match error {
         Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. }) => None,

@@ -1,4 +1,4 @@
-//! The step that processes files: settles what has ended, and keeps as many pods at work as there may be.
+//! The step that processes files: settles files that have ended, and keeps as many pods at work as are allowed.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::pods::{Stage, WorkerPod};
 use crate::world::View;
 
 impl Pass<'_> {
-    /// While files are being processed.
+    /// Runs one pass while files are being processed.
     pub async fn process(&mut self, prepared: &Prepared) -> Result<Next, Stop> {
         self.report.phase = Some(Phase::Running);
         let settled = self.settle(prepared).await?;
@@ -75,7 +75,7 @@ impl Pass<'_> {
         let waits = [
             wake,
             promoted.next,
-            // Only now: it may have begun in this pass.
+            // Ask only now: the wait may have begun in this pass.
             self.memory.creation.waits(Instant::now()),
             self.memory.creation.in_flight_expires(self.now),
             self.listing_waits(),
@@ -98,16 +98,17 @@ impl Pass<'_> {
         }
     }
 
-    /// When a listing that failed is to be tried again.
+    /// When to try a failed listing again.
     fn listing_waits(&self) -> Option<Duration> {
         let listing = &self.memory.listing;
         listing.waits(Instant::now()).filter(|_| !listing.is_complete && listing.task.is_none())
     }
 
-    /// Valkey went back to an earlier state, from a backup or to a replica that was behind: files are missing again.
+    /// Restarts the listing. Valkey went back to an earlier state, from a backup or to a replica that lagged behind,
+    /// so files are missing again.
     fn list_again(&mut self) -> Next {
         self.ctx.warn(self.run, Reason::QueueLost.as_ref(), "Valkey went back to before the end of the listing: the bucket is listed again, and files may be processed twice");
-        // Nothing was settled before the end of the listing.
+        // The restored state is from before the end of the listing, when nothing was settled.
         self.memory.outcomes_lost();
         self.memory.listing.is_complete = false;
         Next::Within(Duration::ZERO)
@@ -120,7 +121,7 @@ impl Pass<'_> {
             .view
             .pods
             .iter()
-            // One that has failed keeps its place until its last container has ended.
+            // A failed pod keeps its place until its last container has ended.
             .filter(|pod| (pod.is_alive() || pod.is_ending(self.now)) && !pods.is_done(&pod.name))
             .map(AsRef::as_ref)
             .collect();
@@ -139,14 +140,14 @@ impl Pass<'_> {
             probe,
         });
         if matches!(plan, Plan::GoOn { create: 0, .. }) && in_flight == 0 && !backing_off {
-            // There are as many pods as are needed, so that none is refused any more.
+            // Enough pods exist, so none is refused any more.
             self.memory.creation.all_created();
         }
         plan
     }
 
-    /// Pods that the watch should have shown by now are looked for in a list, so that neither a stuck watch lets us create too
-    /// many nor a lost request keeps a slot.
+    /// Searches a list for pods that the watch should have shown by now, so that neither a stuck watch lets us create
+    /// too many nor a lost request keeps a slot.
     async fn verify_creations(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         if self.memory.creation.is_to_be_verified(now) {
@@ -156,8 +157,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Removes pods that process no file: none may be started, or not so many at once. Those without a file go first; the file
-    /// of one that has not started goes back unchanged. Returns how many these were.
+    /// Removes pods that process no file, because none may be started, or fewer at once. Pods without a file are
+    /// removed first; the file of a pod that has not started goes back unchanged. Returns how many pods were chosen.
     async fn dismiss_idle(&mut self, prepared: &Prepared, most: u64) -> Result<u64, Error> {
         let removed = &self.memory.pods.removed;
         let waiting = self.view.pods.iter().filter(|pod| pod.is_alive() && pod.stage != Stage::Working);
@@ -176,12 +177,12 @@ impl Pass<'_> {
         result.map(|()| dismissed)
     }
 
-    /// What blocks the run most: what needs a person first.
+    /// Reports the most important obstacle: the one that needs a person comes first.
     fn report_obstacle(&mut self, stats: &Stats) {
         if stats.paused == Some(Pause::MemoryFull) {
             self.memory.queue_full = Some(self.now);
         }
-        // Between two pages the listing is not paused: the condition must not flap with each of them.
+        // The listing is not paused between two pages: the condition must not flap with each page.
         let is_full = self.memory.queue_full.is_some_and(|since| self.now.duration_since(since) < RESYNC);
         let queue_full = || is_full.then(queue_full);
         let start_problem =
@@ -191,13 +192,14 @@ impl Pass<'_> {
         let obstacle = obstacle.or_else(|| memory.breakers.obstacle());
         let obstacle = obstacle.or_else(start_problem).or_else(|| memory.nodes.obstacle());
         let obstacle = obstacle.or_else(|| memory.creation.problem().cloned());
-        // A problem of the listing was reported before: files that are queued are processed all the same.
+        // A problem of the listing was reported earlier in this pass: queued files are processed regardless.
         let obstacle = obstacle.or_else(|| self.report.obstacle.take()).or_else(queue_full);
         self.report.obstacle = obstacle;
     }
 }
 
-/// A listing that waits for memory depends on other runs, unlike one that waits for its own files.
+/// The obstacle of a listing that waits for memory: unlike one that waits for its own files, it depends on other
+/// runs.
 fn queue_full() -> Obstacle {
     Reason::QueueFull.because(format!(
         "Valkey uses more than 80 % of its maxmemory: this run keeps one page of files queued, and adds none while the \
@@ -205,7 +207,7 @@ fn queue_full() -> Obstacle {
     ))
 }
 
-/// When the first file may have taken too long.
+/// When the first file may have exceeded its time limit.
 fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> {
     let limit = limits.file_timeout?;
     let alive = view.pods.iter().filter(|pod| pod.is_alive());
@@ -215,7 +217,7 @@ fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> 
         .min()
 }
 
-/// When the first pod that does not start, or does not go, may have taken too long.
+/// When the first pod that does not start, or does not end, may have taken too long.
 fn stuck_timeout(start_timeout: Duration, view: &View, now: Instant) -> Option<Duration> {
     let stuck = view.pods.iter().filter(|pod| matches!(pod.stage, Stage::Stuck(_)));
     let unprepared = view.pods.iter().filter_map(|pod| pod.unprepared);

@@ -1,4 +1,5 @@
-//! Reports to people and tools: one status write per pass, not more often than it is read, and an event per new obstacle.
+//! Reports to people and tools: one status write per pass, no more often than it is read, and one event per new
+//! obstacle.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::context::Context;
 use crate::error::Error;
 
 impl Pass<'_> {
-    /// Writes the status, if it changed. Returns when to come back if it is too early to write it, or if another operator wrote
+    /// Writes the status, if it changed. Returns when to try again if it is too early, or if another operator wrote
     /// one meanwhile.
     pub async fn publish(&mut self) -> Result<Option<Duration>, Error> {
         let mut known = self.run.clone();
@@ -40,14 +41,14 @@ impl Pass<'_> {
                 (status, None)
             }
             Written::Gone => return Ok(None),
-            // It may know more than we do, so the next pass builds on it.
+            // The other status may know more than we do, so the next pass builds on it.
             Written::Others(newer) => (*newer, Some(PUBLISH_EVERY)),
         };
         self.memory.published = Some((written, Instant::now()));
         Ok(again)
     }
 
-    /// The operator that wrote the end announces it, so that it is announced once.
+    /// Announces the end. Only the operator that wrote the end does so, so it is announced once.
     fn announce_end(&self) {
         let Some(outcome) = &self.report.outcome else { return };
         let message = status::end_in_words(outcome, self.report.counts.unwrap_or_default());
@@ -58,7 +59,7 @@ impl Pass<'_> {
         }
     }
 
-    /// One event for each new obstacle, however many passes it stays.
+    /// Sends one event for each new obstacle, however many passes it lasts.
     fn warn_of_a_new_obstacle(&mut self) {
         let last = self.memory.obstacle.as_ref().map(|obstacle| obstacle.reason);
         if let Some(obstacle) = self.report.obstacle.as_ref().filter(|obstacle| last != Some(obstacle.reason))
@@ -69,7 +70,7 @@ impl Pass<'_> {
     }
 }
 
-/// Whether tools wait for this change: not a count, but a phase or a condition.
+/// Whether tools wait for this change: a change of phase or condition, not of counts.
 fn is_urgent(written: &PipelineRunStatus, status: &PipelineRunStatus) -> bool {
     let words = |status: &PipelineRunStatus| {
         let condition = |condition: &Condition| (condition.status.clone(), condition.reason.clone());
@@ -78,18 +79,18 @@ fn is_urgent(written: &PipelineRunStatus, status: &PipelineRunStatus) -> bool {
     written.phase != status.phase || words(written) != words(status)
 }
 
-/// What became of a status.
+/// The result of writing a status.
 enum Written {
-    /// It is there.
+    /// Our status was written.
     Ours,
     /// The run is gone, or has ended.
     Gone,
-    /// Another operator has written this one meanwhile.
+    /// Another operator has written this status meanwhile.
     Others(Box<PipelineRunStatus>),
 }
 
-/// Optimistic: what others changed meanwhile is read first. A change of the spec is none of our business; a status of
-/// another operator stays, and so does the end of a run.
+/// Writes optimistically, and reads the run again after a conflict. A change of the spec does not matter here; the
+/// status of another operator is kept, and so is the end of a run.
 async fn write(ctx: &Context, known: &PipelineRun, status: &PipelineRunStatus) -> Result<Written, Error> {
     let api: Api<PipelineRun> = ctx.api(known);
     let name = known.name_any();
@@ -109,22 +110,22 @@ async fn write(ctx: &Context, known: &PipelineRun, status: &PipelineRunStatus) -
     let ours = |newer: &PipelineRun| newer.metadata.uid == known.metadata.uid && !status::is_finished(newer);
     let Some(newer) = newer.filter(ours) else { return Ok(Written::Gone) };
     let others = newer.status.clone().unwrap_or_default();
-    // As JSON: times are cut off when they are written.
+    // Compare as JSON: times are truncated when they are written.
     if json!(newer.status) != json!(known.status) {
         return Ok(Written::Others(Box::new(others)));
     }
-    // Changed once more: the next pass sees it.
+    // The run changed once more: the next pass sees it.
     Ok(put(&newer).await?.unwrap_or(Written::Others(Box::new(others))))
 }
 
-/// Says of a run that was changed after its end that this was seen. It does not matter to the run, but tools wait for it: a
-/// status of an older generation reads as "in progress".
+/// Acknowledges a change to a run that has ended. The change does not affect the run, but tools wait: they read a
+/// status of an older generation as "in progress".
 pub async fn acknowledge(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
     let Some(status) = status::acknowledged(run) else { return Ok(()) };
     let wanted = PipelineRun { status: Some(status), ..run.clone() };
     let api: Api<PipelineRun> = ctx.api(run);
     match api.replace_status(&run.name_any(), &PostParams::default(), &wanted).await {
-        // Changed or deleted meanwhile: the next pass sees it.
+        // The run was changed or deleted meanwhile: the next pass sees it.
         Err(kube::Error::Api(error)) if matches!(error.code, 404 | 409) => Ok(()),
         written => written.map(|_| ()).map_err(Error::kubernetes("write the status of a run that has ended")),
     }

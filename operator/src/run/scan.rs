@@ -1,4 +1,4 @@
-//! Compares all claims with all pods now and then: a pod that went while nothing watched left its file behind.
+//! Compares all claims with all pods at intervals: a pod that vanished while nothing watched left its file behind.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::metrics::FileOutcome;
 use crate::pods::WorkerPod;
 
 impl Pass<'_> {
-    /// Reclaims what pods hold that are gone, and releases what was handed to pods after their end. Returns whether a pod is to
-    /// be judged once more.
+    /// Reclaims files of pods that are gone, and releases files that were handed to pods after their end. Returns
+    /// whether a pod is to be judged again.
     pub async fn compare_claims_with_pods(&mut self, prepared: &Prepared) -> Result<bool, Error> {
         if !self.scan_is_due() {
             return Ok(false);
@@ -30,7 +30,7 @@ impl Pass<'_> {
         let Comparison { strays, mut absent, again, .. } = comparison;
         self.report_removed_consumers(removed);
         self.settle_entries(prepared, &strays).await?;
-        // The watch may be late, but a list is not: a pod that has claimed was there before this was asked.
+        // The watch may be late, but a list is not: a pod with a claim existed before this request.
         if !absent.is_empty() {
             for pod in self.list_pods().await?.items {
                 absent.remove(&pod.name_any());
@@ -41,7 +41,7 @@ impl Pass<'_> {
         }
         self.reclaim(prepared, &absent).await?;
         self.memory.pods.last_scan = Some(self.now);
-        // A Valkey that went back to an earlier state has forgotten what it gave them.
+        // A Valkey that went back to an earlier state has forgotten what it gave the pods.
         self.memory.pods.served.clear();
         Ok(again)
     }
@@ -75,7 +75,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Of the files of a pod that processed many, only those that it worked on or published were disrupted.
+    /// Releases the files of vanished pods, except those that a pod worked on or published: only these were
+    /// disrupted.
     async fn release_what_was_not_begun(
         &mut self,
         prepared: &Prepared,
@@ -89,7 +90,7 @@ impl Pass<'_> {
         self.settle_entries(prepared, &waiting).await
     }
 
-    /// A consumer whose name cannot be a pod's is no pod of ours.
+    /// Reports removed consumers. A consumer whose name no pod can have is not one of our pods.
     fn report_removed_consumers(&self, removed: u64) {
         if removed > 0 {
             let note = format!(
@@ -99,7 +100,7 @@ impl Pass<'_> {
         }
     }
 
-    /// All pods of the run. The world learns from the list, too: it may be ahead of the watch.
+    /// Lists all pods of the run, and updates the world from the list, which may be ahead of the watch.
     pub async fn list_pods(&self) -> Result<ObjectList<Pod>, Error> {
         let api: Api<Pod> = self.ctx.api(self.run);
         let listed =

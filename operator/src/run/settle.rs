@@ -1,4 +1,4 @@
-//! Decides the fate of files whose pods have ended, are gone, do not start or take too long, in batches.
+//! Settles files whose pods have ended, are gone, do not start or take too long, in batches.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use crate::error::Error;
 use crate::metrics::FileOutcome;
 use crate::pods::{Stage, WorkerPod};
 
-/// How much longer than its grace period a pod may take to go before its node counts as lost.
+/// How much longer than its grace period a pod may take to disappear before its node counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(5);
-/// How long a node may take to say that a pod has ended of which nothing runs any more.
+/// How long a node may take to report the end of a pod that has no running container.
 const TIDIED_WITHIN: Duration = Duration::from_secs(30);
 
-/// What settling found.
+/// The results of settling.
 #[derive(Default)]
 pub struct Settled {
     /// Files that were settled.
     pub files: usize,
-    /// Those of them that their pods had tried.
+    /// Settled files that their pods had tried.
     pub tried: usize,
-    /// Living pods whose files these were.
+    /// Living pods that held the settled files.
     pub served: Vec<String>,
-    /// Pods that are not needed any more.
+    /// Pods that are no longer needed.
     pub removable: Vec<String>,
     /// Pods to remove without waiting for their node.
     pub lost: Vec<String>,
-    /// Pods that died before they had a file, with what they said.
+    /// Pods that died before they had a file, with their messages.
     pub without_a_file: Vec<Arc<WorkerPod>>,
-    /// Whether a pod is to be judged once more.
+    /// Whether a pod is to be judged again.
     pub again: bool,
 }
 
@@ -47,7 +47,7 @@ struct Ended {
     pod: Option<Arc<WorkerPod>>,
 }
 
-/// Under which outcome a fate is counted; `None` if another operator settled the file and has counted it.
+/// The outcome that a fate is counted as; `None` if another operator settled the file and has counted it.
 pub fn outcome(fate: &Fate) -> Option<FileOutcome> {
     match fate {
         Fate::Succeeded => Some(FileOutcome::Succeeded),
@@ -59,14 +59,15 @@ pub fn outcome(fate: &Fate) -> Option<FileOutcome> {
     }
 }
 
-/// Whether a pod that processes one file has processed this one: the one that it reported or, without a report, its first.
+/// Whether a pod that processes one file has processed this one: the file that it reported or, without a report, its
+/// first.
 fn is_the_file_of(claim: &Pending, judgement: &Judgement, served: &HashMap<String, EntryId>) -> bool {
     judgement.tried
         && judgement.entry.as_ref().is_none_or(|entry| *entry == claim.entry)
         && !served.contains_key(&claim.consumer)
 }
 
-/// Notes the file that the filters of a pod worked on or, if they worked on none, one that it was publishing.
+/// Notes the file that the filters of a pod worked on or, if they worked on none, a file that it was publishing.
 fn note_served(served: &mut HashMap<String, EntryId>, claim: &Pending, begun: Option<Begun>) {
     let (pod, entry) = (claim.consumer.clone(), claim.entry.clone());
     match begun {
@@ -77,10 +78,10 @@ fn note_served(served: &mut HashMap<String, EntryId>, claim: &Pending, begun: Op
 }
 
 impl Pass<'_> {
-    /// Settles all that can be settled now.
+    /// Settles everything that can be settled now.
     pub async fn settle(&mut self, prepared: &Prepared) -> Result<Settled, Error> {
         let mut settled = Settled::default();
-        // First, so that what pods said before they ended counts.
+        // Take reports first, so that they count even if their pod has ended since.
         let taken = if prepared.snapshot.is_warm() {
             self.take_reports(prepared).await?
         } else {
@@ -91,7 +92,8 @@ impl Pass<'_> {
         self.judge_overlong_pods(prepared, &mut ended).await?;
         let mut served = self.settle_claims(prepared, &ended, &mut settled).await?;
         for (name, Ended { judgement, pod }) in ended {
-            // A pod that ended without a file shows nothing: a restarted operator finds those that are kept for their logs.
+            // A pod that ended without a file shows nothing: a restarted operator finds pods that are kept for their
+            // logs.
             if served.contains_key(&name) || pod.as_ref().is_some_and(|pod| !pod.is_finished()) {
                 self.memory.breakers.judged(&judgement);
             }
@@ -113,15 +115,15 @@ impl Pass<'_> {
         Ok(settled)
     }
 
-    /// Notes which operations succeeded, before anything is judged: a fetch that another pod finished shows that the storage
-    /// is up.
+    /// Notes which operations succeeded, before anything is judged: a fetch that another pod finished shows that the
+    /// storage is up.
     fn observe_dependencies(&mut self) {
         let pods = || self.view.pods.iter().chain(self.memory.pods.gone.values()).map(AsRef::as_ref);
         self.memory.breakers.observe(pods());
         self.memory.canaries.observe(pods());
     }
 
-    /// Pods that have ended, in whatever way, and were not settled before.
+    /// Judges pods that have ended, in whatever way, and were not settled before.
     fn judge_ended_pods(&mut self, prepared: &Prepared, settled: &mut Settled) -> BTreeMap<String, Ended> {
         let now = self.now;
         let overdue =
@@ -155,7 +157,7 @@ impl Pass<'_> {
         }
         for pod in self.memory.pods.gone.values() {
             if !self.memory.pods.settled.contains_key(&pod.name) {
-                // It may have ended before it was deleted.
+                // The pod may have ended before it was deleted.
                 let judgement = self.judge(prepared, pod).unwrap_or_else(|| verdict::of_vanished(pod));
                 judged.push((Arc::clone(pod), judgement, false));
             }
@@ -172,8 +174,8 @@ impl Pass<'_> {
         verdict::of(pod, &prepared.limits.non_retryable, &self.memory.breakers.known())
     }
 
-    /// A pod that we removed ended because of that: a file that it claimed meanwhile was not tried. Without keys, nothing that
-    /// fails says anything about a file or a dependency.
+    /// Excuses a pod that we removed, and that ended because of that: a file that it claimed meanwhile was not tried.
+    /// Without keys, a failure shows nothing about a file or a dependency.
     fn excused(&self, pod: &WorkerPod, judgement: Judgement) -> Judgement {
         let dismissed = pod.stage != Stage::Succeeded && self.memory.pods.dismissed.contains(&pod.name);
         let without_keys = matches!(pod.stage, Stage::Stuck(_)) && self.memory.withheld.is_some();
@@ -183,19 +185,19 @@ impl Pass<'_> {
         judgement
     }
 
-    /// Files whose filters have worked on them for too long; their pods are removed.
+    /// Judges files whose filters have worked on them for too long; their pods are removed.
     async fn judge_overlong_pods(
         &self,
         prepared: &Prepared,
         ended: &mut BTreeMap<String, Ended>,
     ) -> Result<(), Error> {
         let Some(limit) = prepared.limits.file_timeout else { return Ok(()) };
-        // A pod that processes many files measures the time of each itself.
+        // A pod that processes many files limits the time of each file itself.
         if prepared.snapshot.is_warm() {
             return Ok(());
         }
         let long = |pod: &WorkerPod| pod.fetched.is_some_and(|fetched| self.now >= fetched.at + limit);
-        // A new operator has not seen when the files were fetched, so it asks now and then anyway.
+        // A new operator has not seen when the files were fetched, so it asks at intervals anyway.
         if !self.scan_is_due() && !self.view.pods.iter().any(|pod| !pod.is_finished() && long(pod)) {
             return Ok(());
         }
@@ -205,7 +207,7 @@ impl Pass<'_> {
         let now = Moment { instant: self.now, unix_ms };
         let visit = |claim: &queue::Pending| {
             let Some(pod) = pods.get(claim.consumer.as_str()) else { return };
-            // A pod that is being ended, or that waits for an image, does not process its file.
+            // A pod that is being ended, or that waits for an image, is not processing its file.
             if pod.deleting.is_some() || pod.doomed.is_some() || !pod.running {
                 return;
             }
@@ -218,8 +220,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Settles what ended pods hold; returns the entry that each had processed. A pod settles exactly the entry that its claimer
-    /// reported, and without a report the first one that it holds. What it has not tried goes back unchanged.
+    /// Settles the files that ended pods hold; returns the entry that each had processed. A pod settles exactly the
+    /// entry that its claimer reported or, without a report, the first one that it holds. Entries that it has not
+    /// tried go back unchanged.
     async fn settle_claims(
         &mut self,
         prepared: &Prepared,
@@ -263,7 +266,7 @@ impl Pass<'_> {
         Ok(served)
     }
 
-    /// Settles entries, counts them, and announces files that failed for good.
+    /// Settles entries, counts them, and announces files that failed permanently.
     pub async fn settle_entries(
         &mut self,
         prepared: &Prepared,
@@ -288,7 +291,8 @@ impl Pass<'_> {
                 self.announce_failure(file, failure, Some(&settlement.consumer));
             }
             let is_logged = self.log_decision(outcome, &fate, failure, Some(&settlement.consumer));
-            // An outage of the storage disrupts without end, and has a condition. What counts is about this file or its pod.
+            // An outage of the storage disrupts files endlessly, and has a condition. Only a disruption that counts
+            // is about this file or its pod.
             if is_logged
                 && let Fate::Disrupted { file, .. } = &fate
                 && let Verdict::Disrupted(Disruption { failure, counts: true }) = &settlement.verdict
@@ -299,14 +303,14 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// One event for a file that failed for good, for the first few of them.
+    /// Sends an event about a file that failed permanently, for the first few such files.
     pub fn announce_failure(&mut self, file: &str, failure: &Failure, pod: Option<&str>) {
         if self.memory.failures.may_send_event() {
             self.warn_about_file("FileFailed", file, failure, pod);
         }
     }
 
-    /// An event about a file, because of its pod if that is known.
+    /// Sends an event about a file, and relates it to the file's pod if that is known.
     pub fn warn_about_file(&self, reason: &str, file: &str, failure: &Failure, pod: Option<&str>) {
         let note = format!("{file}: {}", failure.reason());
         match pod {
@@ -326,7 +330,7 @@ impl Pass<'_> {
         self.memory.pods.last_scan.is_none_or(|last| self.now.duration_since(last) >= RESYNC)
     }
 
-    /// Settled pods, except the newest failures, whose logs are worth keeping. As many as a pass removes.
+    /// The settled pods to remove, at most as many as one pass removes. The newest failures are kept for their logs.
     fn removable_pods(&mut self) -> Vec<String> {
         let mut removable = Vec::new();
         for pod in self.view.pods.iter().filter(|pod| pod.deleting.is_none()) {
@@ -337,10 +341,10 @@ impl Pass<'_> {
             }
             match &pod.stage {
                 Stage::Failed(_) if pod.stopped => self.memory.pods.keep(&pod.name),
-                // Its node tidies up before it says that the pod has ended; deleted now, it would be gone with its log. With a
-                // container that does not start it never says so.
+                // The node cleans up before it reports the end of the pod; deleting the pod now would lose its log.
+                // With a container that does not start, the node never reports the end.
                 Stage::Failed(_) if !pod.running && self.now < pod.since + TIDIED_WITHIN => {}
-                // Also one of which other containers still run: nothing else ends them.
+                // Remove it even if other containers still run: nothing else ends them.
                 _ => removable.push(pod.name.clone()),
             }
         }

@@ -1,5 +1,5 @@
-//! What a run needs first: a valid spec, a queue under its id, and the Pipeline as it was when the run started. Each step
-//! either has its result or says what blocks the run.
+//! The prerequisites of a run: a valid spec, a queue under its id, and the Pipeline as it was when the run started.
+//! Each step either returns its result or says what blocks the run.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use super::spec_hash::spec_hash;
 use crate::error::{Error, Reason};
 use crate::names;
 
-/// The runId, from the run's own keys or from its name.
+/// The runId, from the run's queue keys or from its name.
 pub fn run_id(run: &PipelineRun) -> Result<RunId, Stop> {
     let id = run.spec.run_id(&run.namespace().unwrap_or_default(), &run.name_any());
     id.map_err(|error| Reason::InvalidSpec.because(error.to_string()).into())
@@ -28,14 +28,14 @@ pub fn run_id(run: &PipelineRun) -> Result<RunId, Stop> {
 
 /// The queue of a run.
 pub enum OpenedQueue {
-    /// It is open.
+    /// The queue is open.
     Open(Box<RunQueue>),
     /// The run was executed before.
     Finished(Finished),
 }
 
 impl Pass<'_> {
-    /// The runId; the report knows it from now on.
+    /// Determines the runId, and adds it to the report.
     pub fn run_id(&mut self) -> Result<RunId, Stop> {
         let run_id = run_id(self.run)?;
         self.report.run_id = Some(run_id.to_string());
@@ -43,7 +43,7 @@ impl Pass<'_> {
         Ok(run_id)
     }
 
-    /// What the run allows, if its spec is valid.
+    /// The run's limits, if its spec is valid.
     pub fn check_spec(&self) -> Result<Limits, Stop> {
         let rules = Rules { endpoints: self.ctx.endpoints(), ..Rules::default() };
         refuse(Reason::InvalidSpec, self.run.validate(&rules))?;
@@ -51,7 +51,7 @@ impl Pass<'_> {
             .ok_or_else(|| Reason::InvalidSpec.because("spec.execution cannot be read").into())
     }
 
-    /// The queue of the run, opened if it is not.
+    /// The queue of the run; opens it if necessary.
     pub async fn open_queue(&mut self, run_id: &RunId) -> Result<OpenedQueue, Stop> {
         if let Some(queue) = &self.memory.queue {
             return Ok(OpenedQueue::Open(Box::new(queue.clone())));
@@ -76,8 +76,9 @@ impl Pass<'_> {
         Ok(OpenedQueue::Open(Box::new(queue)))
     }
 
-    /// Opens the queue. A run that was restored from a backup, or deleted and created again while Valkey was unavailable, has
-    /// another UID than the queue knows: it takes its own id back, if no run with the old UID exists.
+    /// Opens the queue. A run that was restored from a backup, or deleted and created again while Valkey was
+    /// unavailable, has a different UID from the one that the queue knows: it takes its own id back, if no run with
+    /// the old UID exists.
     async fn open_or_take_over(&self, run_id: &RunId) -> Result<Opened, Stop> {
         let (valkey, owner, spec) = (&self.ctx.valkey, self.owner(), spec_hash(self.run));
         let retention = &self.ctx.settings.retention;
@@ -88,7 +89,7 @@ impl Pass<'_> {
         if !is_same || self.ctx.world.view(&old_uid.as_str().into()).is_some() {
             return Ok(opened);
         }
-        // The user first: once the queue is ours, the old UID is forgotten.
+        // Remove the user first: once the queue is ours, the old UID is forgotten.
         WorkerUser::remove(valkey, run_id, old_uid).await?;
         if !RunQueue::take_over(valkey, run_id, old_uid, &owner).await? {
             return Ok(opened);
@@ -97,7 +98,8 @@ impl Pass<'_> {
         Ok(RunQueue::open(valkey, run_id, &owner, &spec, retention).await?)
     }
 
-    /// The Pipeline of the run: as it was stored, or as it is now, which is then stored.
+    /// Loads the Pipeline of the run: the stored snapshot or, if none exists, the current Pipeline, which is then
+    /// stored.
     pub async fn load_snapshot(&mut self, run_id: &RunId) -> Result<Arc<Snapshot>, Stop> {
         if let Some(snapshot) = &self.memory.snapshot {
             return Ok(Arc::clone(snapshot));
@@ -128,14 +130,14 @@ impl Pass<'_> {
         Ok(snapshot)
     }
 
-    /// The Pipeline as it is now, if the run may use it.
+    /// The current Pipeline, if the run may use it.
     fn find_pipeline(&self) -> Result<Arc<Pipeline>, Stop> {
         let reference = &self.run.spec.pipeline_ref;
         let own = self.run.namespace().unwrap_or_default();
         let namespace = reference.namespace.as_deref().unwrap_or(&own);
         let grants = self.ctx.world.grants_in(&[namespace.to_owned()]);
         let endpoints = self.ctx.endpoints();
-        // The grant first: without one, a run must not find out whether a Pipeline of another namespace exists.
+        // Check the grant first: without one, a run must not find out whether a Pipeline exists in another namespace.
         let rules = Rules { endpoints, grants: Some(&grants), pipeline: None, old_run: None };
         refuse(Reason::InvalidSpec, self.run.validate(&rules))?;
         let name = &reference.name;
@@ -158,10 +160,10 @@ impl Pass<'_> {
     }
 }
 
-/// An obstacle, if there are violations.
+/// Returns an obstacle if there are violations.
 pub fn refuse(reason: Reason, violations: Vec<Violation>) -> Result<(), Stop> {
     let Some(first) = violations.first() else { return Ok(()) };
-    // A grant can come later; nothing about the run itself can change.
+    // A grant can be added later; the run itself cannot change.
     let reason = if first.rule == Rule::ReferenceGrant { Reason::ReferenceNotGranted } else { reason };
     let all: Vec<String> = violations.iter().map(ToString::to_string).collect();
     Err(reason.because(all.join("; ")).into())

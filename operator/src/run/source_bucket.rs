@@ -1,4 +1,4 @@
-//! The bucket of a run as the operator reaches it, which is not everywhere that a Pipeline's author would like.
+//! The source bucket of a run, as the operator reaches it: only at addresses that the operator's settings allow.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use storage::{AccessKeys, AddressGuard};
 use crate::args::Settings;
 use crate::error::{Obstacle, Reason};
 
-/// How long the operator waits for an answer of the storage.
+/// How long the operator waits for an answer from the storage.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How often it repeats a request.
+/// How many times the operator tries a request.
 const ATTEMPTS_MAX: u32 = 6;
 
-/// The bucket that is listed.
+/// The bucket to list.
 pub fn source_bucket(
     settings: &Settings,
     bucket: &Bucket,
@@ -27,7 +27,7 @@ pub fn source_bucket(
     let guard = AddressGuard::new(move |address| {
         crds::rules::EndpointPolicy { allowed_networks: &networks, allowed_hosts: &[] }.allows(address)
     });
-    // A host that an administrator allows by name may be anywhere.
+    // A host that an administrator allows by name may have any address.
     let by_name = endpoint
         .as_ref()
         .and_then(|url| url.host_str())
@@ -41,7 +41,7 @@ pub fn source_bucket(
         keys,
         timeout: TIMEOUT,
         max_attempts: ATTEMPTS_MAX,
-        // Nothing is fetched here.
+        // The operator fetches no objects.
         etag_is_md5: true,
         addresses: (!by_name).then_some(guard),
     })
@@ -61,7 +61,7 @@ mod tests {
         source_bucket(&settings, &serde_json::from_value(bucket).unwrap(), None).unwrap()
     }
 
-    /// The author of a Pipeline must not make the operator ask the metadata service.
+    /// The author of a Pipeline must not be able to make the operator query the metadata service.
     #[test]
     fn the_operator_asks_only_allowed_addresses() {
         let metadata_service: std::net::IpAddr = "169.254.169.254".parse().unwrap();

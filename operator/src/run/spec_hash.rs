@@ -1,10 +1,10 @@
-//! The hash of what makes a run this run: the ledger tells by it whether a run with this id was executed before.
+//! The hash of a run's identity: the ledger uses it to tell whether a run with this id was executed before.
 
 use crds::v1alpha1::PipelineRun;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The hash of what makes the run this run: all of its spec that cannot change.
+/// The hash of the run's identity, which is the part of its spec that cannot change.
 pub fn spec_hash(run: &PipelineRun) -> String {
     let mut spec = json!(run.spec);
     for path in ["/suspend", "/execution/parallelism", "/execution/maxFailedFiles"] {
@@ -12,7 +12,7 @@ pub fn spec_hash(run: &PipelineRun) -> String {
             *value = Value::Null;
         }
     }
-    // A map and a set, which may be written in any order.
+    // Sort these lists, which act as a map and a set and may be written in any order.
     let by_text = |one: &Value| one.to_string();
     for path in ["/env", "/execution/nonRetryableExitCodes"] {
         if let Some(items) = spec.pointer_mut(path).and_then(Value::as_array_mut) {
@@ -24,7 +24,7 @@ pub fn spec_hash(run: &PipelineRun) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// JSON with sorted fields and without empty ones: the same however it was written.
+/// Appends JSON with sorted fields and without empty ones: the same, regardless of how it was written.
 fn canonical(value: &Value, out: &mut String) {
     match value {
         Value::Object(fields) => {
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(hash(json!({"execution": {}, "pipelineRef": {"name": "p"}})), plain);
     }
 
-    /// The webhook accepts another order as no change, so the ledger must too.
+    /// The webhook does not treat another order as a change, so the ledger must not either.
     #[test]
     fn the_order_of_variables_and_exit_codes_means_nothing() {
         let with = |env: [&str; 2], codes: [i32; 2]| {

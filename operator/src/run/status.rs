@@ -1,4 +1,4 @@
-//! The status of a run, from what a pass found out. Pure, but for the time that it is told.
+//! Builds the status of a run from the findings of a pass. Pure: the caller supplies the time.
 
 use crds::v1alpha1::{Counts, FailedFile, Phase, PipelineRun, PipelineRunStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -9,14 +9,14 @@ use strum::VariantArray;
 use super::decide::End;
 use crate::error::{Obstacle, Reason};
 
-/// What is told about a run. What a pass did not find out stays as it was.
+/// A pass's findings about a run. Anything that the pass did not find out stays unchanged.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// The runId, once it is known.
     pub run_id: Option<String>,
-    /// Where the run is; as before, when the pass did not get that far.
+    /// The phase of the run; unchanged if the pass did not get that far.
     pub phase: Option<Phase>,
-    /// The counts, if the queue told them.
+    /// The counts, if the queue returned them.
     pub counts: Option<Counts>,
     /// Files listed so far, while the bucket is being listed.
     pub listed: Option<i64>,
@@ -26,45 +26,45 @@ pub struct Report {
     pub job_name: Option<String>,
     /// When the run started.
     pub start_time: Option<Time>,
-    /// What stands in the way.
+    /// The obstacle to the run's progress.
     pub obstacle: Option<Obstacle>,
-    /// The newest files that failed for good.
+    /// The newest files that failed permanently.
     pub recent_failures: Option<Vec<FailedFile>>,
     /// How the run ended.
     pub outcome: Option<RunOutcome>,
 }
 
-/// How a run ended. It is written into the ledger as JSON, so that a run that is created again gets its status back.
+/// How a run ended. The ledger stores it as JSON, so that a run that is created again gets its status back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunOutcome {
-    /// Whether it succeeded.
+    /// Whether the run succeeded.
     pub succeeded: bool,
-    /// Why it ended, in one word.
+    /// Why the run ended, in one word.
     pub reason: String,
-    /// When it started.
+    /// When the run started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When it ended.
+    /// When the run ended.
     pub completion_time: Time,
-    /// Its Job, if it had one.
+    /// The run's Job, if it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_name: Option<String>,
-    /// The newest files that failed for good.
+    /// The newest files that failed permanently.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent_failures: Vec<FailedFile>,
-    /// Files of the bucket that were left out, because no run can process them.
+    /// Files of the bucket that were skipped, because no run can process them.
     #[serde(default, skip_serializing_if = "is_none")]
     pub skipped_files: u64,
-    /// Whether it ended before the whole bucket was listed. The ledger has a field of its own for that.
+    /// Whether the run ended before the whole bucket was listed. The ledger has a separate field for that.
     #[serde(skip)]
     pub partly_listed: bool,
 }
 
-/// Bytes of a condition's message: the API server allows 32 KiB, and nobody reads more than this.
+/// The longest message of a condition, in bytes. The API server allows 32 KiB, but a longer message helps no reader.
 const MESSAGE_BYTES_MAX: usize = 1_024;
 
-/// The new status.
+/// Builds the new status.
 pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatus {
     let old = run.status.clone().unwrap_or_default();
     let counts = report.counts.or(old.counts);
@@ -74,7 +74,7 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         Some(RunOutcome { succeeded: false, .. }) => Phase::Failed,
         None => report.phase.or(old.phase).unwrap_or_default(),
     };
-    // While Valkey does not say how many, those that it said last stay.
+    // While Valkey does not give the number, the last one stays.
     let listed = report.listed.or(old.listed_files.filter(|_| report.counts.is_none() && outcome.is_none()));
     let start_time = outcome
         .and_then(|outcome| outcome.start_time.clone())
@@ -103,7 +103,7 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
     }
 }
 
-/// Counts as the status shows them.
+/// The counts of a queue, as the status shows them.
 pub fn counts(stats: &Stats) -> Counts {
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     Counts {
@@ -115,7 +115,7 @@ pub fn counts(stats: &Stats) -> Counts {
     }
 }
 
-/// Counts of a run that has ended.
+/// The counts of a run that has ended.
 pub fn final_counts(counts: &FinalCounts) -> Counts {
     let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     Counts {
@@ -127,7 +127,7 @@ pub fn final_counts(counts: &FinalCounts) -> Counts {
     }
 }
 
-/// What the status says to stand in the way of a run that goes on.
+/// The obstacle that the status of an unfinished run shows.
 pub fn obstacle(run: &PipelineRun) -> Option<Obstacle> {
     let mut conditions = run.status.as_ref()?.conditions.iter();
     let degraded =
@@ -136,14 +136,14 @@ pub fn obstacle(run: &PipelineRun) -> Option<Obstacle> {
     Some(reason.because(degraded.message.clone()))
 }
 
-/// Whether the run has ended, and its status says so.
+/// Whether the run's status says that the run has ended.
 pub fn is_finished(run: &PipelineRun) -> bool {
     run.status.as_ref().is_some_and(|status| {
         status.completion_time.is_some() && matches!(status.phase, Some(Phase::Succeeded | Phase::Failed))
     })
 }
 
-/// The status of a run that was changed after it had ended: it says the same, of the generation that is there now.
+/// The status of a run that was changed after its end: the same, but for the current generation.
 pub fn acknowledged(run: &PipelineRun) -> Option<PipelineRunStatus> {
     let generation = run.metadata.generation;
     let mut status = run.status.clone().filter(|status| status.observed_generation != generation)?;
@@ -152,13 +152,13 @@ pub fn acknowledged(run: &PipelineRun) -> Option<PipelineRunStatus> {
     Some(status)
 }
 
-/// Settled files of those that are known; a plus means that more are still being listed.
+/// Settled files out of the known ones; a plus means that more are still being listed.
 fn progress(counts: Counts, is_listing: bool) -> String {
     let more = if is_listing { "+" } else { "" };
     format!("{}/{}{more}", counts.succeeded + counts.failed, counts.total_files)
 }
 
-/// In words, for conditions, events and the Job.
+/// A summary for conditions, events and the Job.
 fn summary(counts: Counts) -> String {
     let Counts { total_files, succeeded, failed, .. } = counts;
     format!("{succeeded} of {total_files} files succeeded, {failed} failed")
@@ -211,7 +211,7 @@ fn between(start: &Time, end: &Time) -> String {
     }
 }
 
-/// One condition before it has a time.
+/// A condition without its time: type, status, reason and message.
 struct Said<'a>(&'a str, &'a str, &'a str, &'a str);
 
 fn conditions(
@@ -276,7 +276,7 @@ fn conditions(
     said.into_iter().map(|said| condition(said, old, run.metadata.generation, now)).collect()
 }
 
-/// What a run that goes on does, in words that do not change with every file.
+/// The activity of an unfinished run, in words that do not change with every file.
 fn doing(phase: Phase, listed: Option<i64>, counts: Counts) -> String {
     match phase {
         Phase::Pending => "the run is being prepared".to_owned(),

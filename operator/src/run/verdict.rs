@@ -1,5 +1,5 @@
-//! How an attempt ended and who is to blame, judged by its pod. Pure. A file is charged an attempt only when its own
-//! processing failed; everything else is a disruption, and the file goes back to the queue unharmed.
+//! Judges by its pod how an attempt ended and who is to blame. Pure. A file is charged an attempt only when its own
+//! processing failed; anything else is a disruption, and the file goes back to the queue without a charge.
 
 mod reason;
 mod report;
@@ -15,16 +15,16 @@ use queue::{Disruption, EntryId, Failure, Verdict};
 use super::dependency::{Dependency, Operation};
 use crate::pods::{Failed, Milestone, Stage, Stuck, WorkerPod, is_start_error};
 
-/// What is known of the storage beside the pod that is judged: when operations last succeeded, by our own clock.
+/// Knowledge about the storage from outside the pod that is judged: when operations last succeeded, by our own clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// A fetch.
+    /// The last fetch.
     pub last_fetch: Option<Instant>,
-    /// A publication.
+    /// The last publication.
     pub last_publish: Option<Instant>,
 }
 
-/// Now, by our own clock and as the clocks of nodes have it.
+/// The current time: by our own clock, and as Unix time, which the nodes use.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     /// By our own clock.
@@ -40,22 +40,22 @@ pub enum Cause {
     Success,
     /// Processing the file failed.
     File,
-    /// A filter says that its input is bad.
+    /// A filter reported that its input is bad.
     Input,
-    /// Something that the run depends on failed.
+    /// A dependency of the run failed.
     Dependency(Dependency),
-    /// The pod or its node went: eviction, drain, preemption, deletion, a lost node.
+    /// The pod or its node was removed: eviction, drain, preemption, deletion, a lost node.
     Pod,
-    /// Our own claimer or publisher died, or a container that another program added.
+    /// Our own claimer or publisher died, or so did a container that another program added.
     Worker,
     /// No file was tried.
     Unclaimed,
 }
 
-/// How far a pod that processes many files had come with one of them when it last spoke.
+/// How far a pod that processes many files had got with one of them, according to its last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// Filters worked on it.
+    /// Filters were working on it.
     Filtering,
     /// All filters had succeeded, and its results were being published.
     Publishing,
@@ -64,26 +64,26 @@ pub enum Begun {
 /// A judgement about the file of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// What becomes of the file.
+    /// The fate of the file.
     pub verdict: Verdict,
-    /// Why.
+    /// The cause of the end.
     pub cause: Cause,
     /// When the attempt ended, by our own clock.
     pub at: Instant,
-    /// The entry that the pod processed, if it said so; otherwise its first one.
+    /// The entry that the pod processed, if it reported one; otherwise its first one.
     pub entry: Option<EntryId>,
-    /// Whether the pod may have tried its file. If not, the file goes back unchanged, whatever ended the pod.
+    /// Whether the pod may have tried its file. If not, the file goes back unchanged, no matter what ended the pod.
     pub tried: bool,
     /// How many of its containers the pod had started.
     pub started: usize,
-    /// What a storage failure showed about the storage: whether another object could be reached at the same moment.
+    /// What a storage failure showed about the storage: whether another object could be reached at the same time.
     pub canary: Option<bool>,
-    /// Whether the pod failed as a whole: any file that it had begun may be to blame.
+    /// Whether the pod failed as a whole, so that any file that it had begun may be to blame.
     pub of_whole_pod: bool,
 }
 
 impl Judgement {
-    /// What failed that the run depends on.
+    /// The dependency that failed, if one did.
     pub fn dependency(&self) -> Option<Dependency> {
         match self.cause {
             Cause::Dependency(dependency) => Some(dependency),
@@ -104,7 +104,7 @@ impl Judgement {
     }
 }
 
-/// The judgement about a pod that has ended; `None` while it has not.
+/// The judgement about a pod that has ended; `None` if it has not.
 pub fn of(pod: &WorkerPod, non_retryable: &[i32], known: &Known) -> Option<Judgement> {
     match &pod.stage {
         Stage::Succeeded => Some(judgement(pod, Verdict::Succeeded, Cause::Success)),
@@ -115,7 +115,7 @@ pub fn of(pod: &WorkerPod, non_retryable: &[i32], known: &Known) -> Option<Judge
     }
 }
 
-/// The judgement about a pod one of whose containers has not started for too long.
+/// The judgement about a pod with a container that has not started for too long.
 pub fn of_stuck(pod: &WorkerPod, stuck: &Stuck) -> Judgement {
     let Stuck { container, image, reason, message } = stuck;
     let text = format!("{reason}: {container} does not start with image {image}: {message}");
@@ -123,12 +123,13 @@ pub fn of_stuck(pod: &WorkerPod, stuck: &Stuck) -> Judgement {
     disruption(pod, Cause::Dependency(missing), Failure::new(&text, None), true)
 }
 
-/// The judgement about a pod that is gone, or whose node is, before it ended.
+/// The judgement about a pod that disappeared, or whose node did, before it ended.
 pub fn of_vanished(pod: &WorkerPod) -> Judgement {
     disruption(pod, Cause::Pod, vanished(&pod.name), true)
 }
 
-/// The judgement about a pod whose node has not prepared it for too long. Unless its node restarted, it has claimed nothing.
+/// The judgement about a pod whose node has not prepared it for too long. Unless the node restarted, the pod has
+/// claimed nothing.
 pub fn of_unprepared(pod: &WorkerPod) -> Judgement {
     let node = pod.node.as_deref().unwrap_or("its node");
     let text =
@@ -141,19 +142,19 @@ pub fn of_timeout(pod: &WorkerPod, limit: Duration) -> Judgement {
     judgement(pod, Verdict::Failed(timed_out(limit)), Cause::File)
 }
 
-/// What becomes of a file that a pod held which processed many and has ended: filters that failed charge only the file that they
-/// worked on. `others` is how many more files of the pod were begun.
+/// The verdict on a file held by an ended pod that processed many files: a failed filter charges only the file that
+/// it worked on. `others` is how many more of the pod's files were begun.
 pub fn of_held(begun: Option<Begun>, others: usize, pod: &str, judgement: &Judgement) -> Verdict {
     match (begun, &judgement.verdict) {
         (None, _) => Verdict::Released,
-        // A worker that ends well has said what became of every file: what it said of this one is lost.
+        // A worker that ends successfully has reported every file: its report on this one was lost.
         (Some(_), Verdict::Succeeded) => of_silence(pod),
-        // Each may have filled the storage of the pod: the one that did so disrupts one pod after the other, and is charged in the
-        // end.
+        // Any of the files may have filled the pod's storage: the one that did so disrupts one pod after another, and
+        // is charged in the end.
         (Some(_), Verdict::Failed(failure)) if judgement.of_whole_pod && others > 0 => {
             Verdict::Disrupted(Disruption { failure: failure.clone(), counts: true })
         }
-        // The filters had another file by then. This one lost its publisher, which is ours.
+        // The filters had moved on to another file. This one lost its publisher, which is ours.
         (Some(Begun::Publishing), Verdict::Failed(_) | Verdict::Rejected(_)) if !judgement.of_whole_pod => {
             let text = format!("PublishInterrupted: the pod {pod} ended while it published the results");
             Verdict::Disrupted(Disruption { failure: Failure::new(&text, None), counts: true })
@@ -162,32 +163,32 @@ pub fn of_held(begun: Option<Begun>, others: usize, pod: &str, judgement: &Judge
     }
 }
 
-/// What becomes of a file whose worker ended well, and whose end was not reported.
+/// The verdict on a file whose worker ended successfully without reporting the file's end.
 fn of_silence(pod: &str) -> Verdict {
     let failure =
         Failure::new(&format!("WorkerSilent: the pod {pod} ended without saying how it went"), None);
     Verdict::Disrupted(Disruption { failure, counts: true })
 }
 
-/// The reason of a file whose pod is gone.
+/// The failure of a file whose pod is gone.
 pub fn vanished(pod: &str) -> Failure {
     Failure::new(&format!("PodGone: the pod {pod} was deleted or its node was lost before it ended"), None)
 }
 
-/// The reason of a file that took too long.
+/// The failure of a file that took too long.
 fn timed_out(limit: Duration) -> Failure {
     Failure::new(&format!("FileTimeout: the attempt took longer than {limit:?}"), None)
 }
 
-/// How long the filters have worked on a file that the pod was given so long ago. Neither the start of the pod counts nor
-/// waiting for storage: what the claimer needed to fetch the file, and what its publisher has needed so far.
+/// How long the filters have worked on a file that the pod has held for the given time. Excludes the start of the pod
+/// and waiting for storage: the claimer's time to fetch the file, and its publisher's time so far.
 pub fn processing_time(pod: &WorkerPod, held_for: Duration, now: Moment) -> Duration {
     let Some(fetched) = pod.fetched else { return Duration::ZERO };
     let since_fetched = if fetched.witnessed {
         now.instant.saturating_duration_since(fetched.at)
     } else {
-        // Fetched before this operator started, by the clock of its node. That clock may be wrong, but the file was fetched after
-        // the pod was given it, and before we first saw the pod.
+        // The file was fetched before this operator started, by the clock of its node. That clock may be wrong, but
+        // the fetch came after the pod was given the file, and before we first saw the pod.
         let (ended_ms, fetching) =
             pod.claimer.as_ref().map_or_else(Default::default, |report| (report.ended_ms, took(report)));
         let by_its_node = Duration::from_millis(now.unix_ms.saturating_sub(ended_ms));
@@ -243,18 +244,18 @@ fn of_failed(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32], known: &Kn
     }
 }
 
-/// Who is to blame. The order matters: an end that came from outside says nothing about the container that it ended.
+/// Who is to blame. The order matters: an end that came from outside shows nothing about the container that it ended.
 fn cause(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32]) -> Cause {
     let Failed { container, added, exit_code, reason, memory_limit, .. } = failed;
     if ended_from_outside(pod) {
         return Cause::Pod;
     }
     let Some(container) = container.as_deref() else {
-        // The kubelet evicts without an announcement only a pod that used more storage than its own limit.
+        // The kubelet evicts without announcement only a pod that exceeded its own storage limit.
         return if reason == "Evicted" { Cause::File } else { Cause::Pod };
     };
     match reason.as_str() {
-        // Node restarted, or container lost: the codes 255 and 137 are invented.
+        // The node restarted or the container was lost; the codes 255 and 137 are invented.
         "Unknown" | "ContainerStatusUnknown" => return Cause::Pod,
         reason if is_start_error(Some(reason)) => return Cause::Dependency(Dependency::Container),
         _ if *added => return Cause::Worker,
@@ -265,11 +266,11 @@ fn cause(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32]) -> Cause {
         WORKER if pod.is_warm => exit.map_or(Cause::Worker, of_worker),
         CLAIMER => exit.map_or(Cause::Worker, of_claimer),
         PUBLISHER => exit.map_or(Cause::Worker, of_publisher),
-        // Without a limit of its own it was killed because others used too much.
+        // Without a limit of its own, the filter was killed because others used too much.
         _ if reason == "OOMKilled" && !memory_limit => Cause::Pod,
         _ => match failed.of_shim() {
             Some(shim::UNUSABLE) => Cause::Dependency(Dependency::Container),
-            // The filter has answered that another attempt is of no use.
+            // The filter answered that another attempt is pointless.
             Some(_) => Cause::Input,
             None if exit_code.is_some_and(|code| non_retryable.contains(&code)) => Cause::Input,
             None => Cause::File,
@@ -277,7 +278,7 @@ fn cause(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32]) -> Cause {
     }
 }
 
-/// Whether the pod was being deleted, or was to be ended by Kubernetes, when it failed.
+/// Whether the pod was being deleted, or Kubernetes was about to end it, when it failed.
 fn ended_from_outside(pod: &WorkerPod) -> bool {
     let deleted = pod.deleting.map(|deleting| deleting.since);
     let doomed = pod.doomed.as_ref().map(|doomed| doomed.since);
@@ -286,15 +287,15 @@ fn ended_from_outside(pod: &WorkerPod) -> bool {
 
 fn of_claimer(exit: Exit) -> Cause {
     match exit {
-        // There was no file, or the pod was handed one without knowing it.
+        // No file was available, or the pod was handed one without noticing.
         Exit::QueueUnreachable | Exit::QueueDenied => Cause::Unclaimed,
         Exit::NoAccess => Cause::Dependency(Dependency::SourceCredentials),
         Exit::StorageUnreachable => Cause::Dependency(Dependency::Source),
         Exit::DiskFull => Cause::Dependency(Dependency::Workspace),
         Exit::ObjectGone | Exit::ObjectChanged | Exit::ObjectTruncated | Exit::StorageRefused => Cause::File,
-        // Its workspace is new: what does not work in it is the node's. Settings and queue are ours.
+        // The workspace is new, so local failures are the node's. Settings and queue are ours.
         Exit::LocalIo | Exit::BadSettings | Exit::QueueBroken => Cause::Worker,
-        // Of the publisher only, or of a pod that processes many files.
+        // These come only from the publisher, or from a pod that processes many files.
         Exit::PublishIncomplete | Exit::NothingToPublish | Exit::FilterUnusable | Exit::FilterLost => {
             Cause::Worker
         }
@@ -305,7 +306,7 @@ fn of_claimer(exit: Exit) -> Cause {
 fn of_worker(exit: Exit) -> Cause {
     match exit {
         Exit::FilterUnusable => Cause::Dependency(Dependency::Container),
-        // What it says of a transfer it says of a single file, and goes on.
+        // A worker reports a failed transfer for a single file, and continues.
         other => of_claimer(other),
     }
 }
@@ -313,14 +314,14 @@ fn of_worker(exit: Exit) -> Cause {
 fn of_publisher(exit: Exit) -> Cause {
     match exit {
         Exit::NoAccess => Cause::Dependency(Dependency::SinkCredentials),
-        // What is gone is the bucket: a result is only ever written.
+        // The bucket is gone, not an object: results are only ever written.
         Exit::StorageUnreachable | Exit::ObjectGone => Cause::Dependency(Dependency::Sink),
         Exit::DiskFull => Cause::Dependency(Dependency::Workspace),
-        // The workspace holds what the filters wrote: results that cannot be read are theirs.
+        // The filters wrote the contents of the workspace, so unreadable results are their fault.
         Exit::LocalIo | Exit::PublishIncomplete | Exit::NothingToPublish => Cause::File,
         Exit::ObjectChanged | Exit::ObjectTruncated | Exit::StorageRefused => Cause::File,
         Exit::BadSettings => Cause::Worker,
-        // Of the claimer only, or of a pod that processes many files.
+        // These come only from the claimer, or from a pod that processes many files.
         Exit::QueueUnreachable | Exit::QueueDenied | Exit::QueueBroken => Cause::Worker,
         Exit::FilterUnusable | Exit::FilterLost => Cause::Worker,
         Exit::Terminated => Cause::Pod,
@@ -342,18 +343,18 @@ fn canary(pod: &WorkerPod, failed: &Failed, operation: Operation) -> Option<bool
     report.canary.filter(|_| is_of_this)
 }
 
-/// Whether the storage answered all the same, with a refusal of this one object as far as we know.
+/// Whether the storage answered nevertheless, apparently refusing only this one object.
 fn answered(failed: &Failed) -> bool {
     failed.exit_code.and_then(Exit::from_code) == Some(Exit::ObjectGone)
 }
 
-/// Whether the same operation of another pod succeeded since this pod began with it: then the storage is up.
+/// Whether the same operation succeeded in another pod since this pod began it, which means that the storage is up.
 fn succeeded_meanwhile(pod: &WorkerPod, operation: Operation, known: &Known) -> bool {
     let (last, seen) = match operation {
         Operation::Fetch => (known.last_fetch, pod.claiming),
         Operation::Publish => (known.last_publish, pod.publishing.map(|Milestone { at, .. }| at)),
     };
-    // A claimer may have waited long for its file, so its own times say more. It ended before we saw that it had.
+    // A claimer may have waited long for its file, so its own times are more precise. It ended before we noticed.
     let began = report_of(pod, operation).and_then(|report| pod.since.checked_sub(took(report))).or(seen);
     matches!((last, began), (Some(last), Some(began)) if last > began)
 }

@@ -1,5 +1,5 @@
-//! Pods that process many files: takes what their workers report, keeps them supplied, and tells those to end that are not
-//! wanted any more.
+//! Pods that process many files: takes their workers' reports, keeps them supplied with files, and asks unneeded pods
+//! to end.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -16,45 +16,45 @@ use crate::error::Error;
 use crate::metrics::FileOutcome;
 use crate::pods::WorkerPod;
 
-/// Files that a pod holds at most: what it fetches while it processes one, and what waits to be settled.
+/// The most files that a pod holds: those that it fetches while it processes one, and those that wait to be settled.
 const HELD_MAX: u64 = 16;
 /// A report has at most a kilobyte of text; the server adds some.
 const REPORT_BYTES_MAX: u64 = 2_048;
-/// Small runs need not be measured closely.
+/// The allowance for small runs, which need no precise limit.
 const REPORTS_SPARE: u64 = 200;
-/// The longest wait before reports are looked for again, while files are processed.
+/// The longest wait before checking for reports again, while files are processed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// How often another pod is a probe while files are processed that were fetched before.
+/// How often another pod becomes a probe while files are processed that were fetched earlier.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// A flood counts once in this time, so that a run may have one that ends soon.
+/// A flood is counted once in this time, so that a run may have one short flood.
 const FLOOD_LASTS: Duration = Duration::from_secs(5);
-/// How many floods end a run, if they come within [`FLOODS_WITHIN`]: one can be a mistake of ours in counting pods.
+/// How many floods within [`FLOODS_WITHIN`] end a run: a single one may be our own mistake in counting pods.
 const FLOODS_MAX: usize = 3;
 const FLOODS_WITHIN: Duration = Duration::from_secs(600);
 
-/// What taking reports has shown.
+/// The results of taking reports.
 #[derive(Default)]
 pub struct TakenReports {
     /// Files that were settled.
     pub files: usize,
-    /// Pods that have room for others.
+    /// Pods that have room for more files.
     pub served: Vec<String>,
 }
 
-/// What a run remembers of pods that process many files.
+/// A run's memory of pods that process many files.
 #[derive(Default)]
 pub struct WarmMemory {
-    /// Pods that were told to end.
+    /// Pods that were asked to end.
     pub stopping: HashMap<String, Instant>,
-    /// When workers wrote more than reports can be.
+    /// When workers wrote more than reports can take up.
     pub floods: Floods,
     /// Passes in a row without a report.
     idle_passes: u32,
     /// When all pods, or one as a probe, were last supplied.
     supplied: Option<Instant>,
-    /// How often one was a probe.
+    /// How often one pod was supplied as a probe.
     probes: usize,
 }
 
@@ -116,14 +116,14 @@ impl Floods {
         self.0.retain(|flood| now.duration_since(*flood) < FLOODS_WITHIN);
     }
 
-    /// Whether there were so many that the run is better stopped.
+    /// Whether there were enough floods to stop the run.
     pub fn are_too_many(&self) -> bool {
         self.0.len() >= FLOODS_MAX
     }
 }
 
 impl Pass<'_> {
-    /// Settles what workers report.
+    /// Settles files that workers report.
     pub async fn take_reports(&mut self, prepared: &Prepared) -> Result<TakenReports, Error> {
         let pods = self.view.pods.len() as u64 + self.memory.pods.gone.len() as u64;
         let reports = 2 * HELD_MAX * pods + REPORTS_SPARE;
@@ -137,7 +137,7 @@ impl Pass<'_> {
             self.ctx.warn(self.run, End::WorkersMisbehaving.as_ref(), note);
             self.memory.warm.floods.noticed(self.now);
         }
-        // Files may have been fetched long before they ended, and the storage may have failed since.
+        // Files may have been fetched long before they ended, and the storage may have failed since then.
         if let Some(handed_out) = taken.fetched_within.and_then(|ago| self.now.checked_sub(ago)) {
             self.memory.breakers.file_fetched(handed_out);
         }
@@ -156,7 +156,7 @@ impl Pass<'_> {
             self.memory.breakers.judged(&judgement);
             let consumer = reported.report.split(' ').next().unwrap_or_default().to_owned();
             let verdict = judgement.verdict;
-            // It is ending, for whatever reason: what it is given now comes back at once.
+            // The pod is ending, for whatever reason: it returns new files at once.
             if verdict == Verdict::Released {
                 self.memory.warm.stopping.entry(consumer.clone()).or_insert(self.now);
             }
@@ -180,7 +180,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Gives files to pods that have room: those that have just had some settled, and now and then all.
+    /// Gives files to pods that have room: those that have just had files settled and, at intervals, all of them.
     pub async fn supply(
         &mut self,
         prepared: &Prepared,
@@ -197,7 +197,8 @@ impl Pass<'_> {
         if waiting == 0 || pods.is_empty() {
             return Ok(());
         }
-        // The end of a run is spread over all pods, also those that are still starting, instead of waiting in the slots of a few.
+        // Spread the last files of a run over all pods, including those that are still starting, instead of letting
+        // them wait in the slots of a few pods.
         let mut most = (waiting / (2 * prepared.limits.parallelism.max(1))).clamp(1, HELD_MAX);
         let since_supplied = self.memory.warm.supplied.map(|last| self.now.duration_since(last));
         let next_try = self.memory.breakers.next_try(self.now);
@@ -206,7 +207,8 @@ impl Pass<'_> {
             if !wait.is_zero() || is_under_way {
                 return Ok(());
             }
-            // One file shows whether what failed works again. Pods may be busy with files that they fetched before.
+            // One file shows whether the failed dependency works again. Pods may be busy with files that they fetched
+            // before.
             let (pod, held) = self.least_busy(prepared, &pods).await?;
             if held >= HELD_MAX {
                 return Ok(());
@@ -225,7 +227,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The pod that holds the fewest files, and how many these are. Pods that hold as many take turns.
+    /// The pod that holds the fewest files, and their number. Pods with equal numbers take turns.
     async fn least_busy<'b>(
         &mut self,
         prepared: &Prepared,
@@ -244,8 +246,8 @@ impl Pass<'_> {
         Ok((pod, of(pod)))
     }
 
-    /// Tells pods to end: as many as are too many, and those whose keys are refused, or that are old and have not noticed it
-    /// themselves. They finish their file.
+    /// Asks pods to end: the excess ones, those whose keys are refused, and those that are too old and have not
+    /// noticed it themselves. They finish their file.
     pub async fn stop_unwanted(&mut self, prepared: &Prepared, too_many: u64) -> Result<(), Error> {
         let max_age = prepared.snapshot.spec.warm_limits().max_pod_age;
         let unwanted = Unwanted {
@@ -258,14 +260,14 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// When reports are to be looked for again.
+    /// When to check for reports again.
     pub fn next_reports(&self, stats: &Stats) -> Option<Duration> {
         let is_serving = self.view.pods.iter().any(|pod| pod.can_serve());
         let wait = GATHER * (1 << self.memory.warm.idle_passes.min(6));
         is_serving.then(|| wait.min(if stats.running > 0 { LOOK_AGAIN } else { PUBLISH_EVERY }))
     }
 
-    /// Which of these files had been begun when their pods last spoke, and how far they were.
+    /// The files among these that had been begun according to the last reports, and how far each was.
     pub async fn begun(
         &self,
         prepared: &Prepared,
@@ -280,7 +282,8 @@ impl Pass<'_> {
     }
 }
 
-/// How far a file is, by what was said about it last; nothing if that is over, not begun, or not said by the pod that holds it.
+/// How far a file is, according to the last report about it. `None` if the file has ended or was not begun, or if the
+/// report is not from the pod that holds it.
 fn begun(holder: &str, said: &str) -> Option<Begun> {
     let FileState { pod, state } = FileState::parse(said)?;
     if pod != holder {

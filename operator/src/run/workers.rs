@@ -1,4 +1,4 @@
-//! The pods of a run: created, counted, removed.
+//! Creates, counts and removes the pods of a run.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,22 +16,22 @@ use crate::names;
 use crate::pods::{Failed, Stage, WorkerPod};
 use protocol::container::CLAIMER;
 
-/// Requests at once, and the most pods that one pass creates, or removes because they are settled: those that end meanwhile are
-/// settled by the next pass, and wait no longer than these requests take.
+/// How many requests run at once, and the most pods that one pass creates, or removes because they are settled. Pods
+/// that end meanwhile are settled by the next pass, and wait no longer than these requests take.
 pub const BATCH: usize = 16;
 /// Report unschedulable pods only after this long.
 const UNSCHEDULED_FOR: Duration = Duration::from_secs(15);
 
-/// How pods are removed.
+/// How to remove pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// Their containers have time to end.
+    /// Give their containers time to end.
     Graceful,
-    /// Without waiting for their node.
+    /// Do not wait for their node.
     AtOnce,
 }
 
-/// What became of pods that were requested.
+/// The results of requesting pods.
 #[derive(Default)]
 struct Requested {
     created: usize,
@@ -40,7 +40,7 @@ struct Requested {
 }
 
 impl Pass<'_> {
-    /// Creates pods. Refusals make creation wait; pods whose request was not answered count as created.
+    /// Creates pods. Refusals delay further creation; pods whose requests got no answer count as created.
     pub async fn create_pods(&mut self, owner: &Job, count: u64) -> Result<(), Error> {
         let mut requested = Requested::default();
         let mut left = usize::try_from(count).unwrap_or(BATCH).min(BATCH);
@@ -91,7 +91,7 @@ impl Pass<'_> {
                     self.ctx.metrics.pod_created();
                     requested.created += 1;
                 }
-                // It exists: the watch will show whose it is.
+                // The pod exists: the watch will show whose it is.
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 Err(kube::Error::Api(status)) if is_refusal(&status) => {
                     self.memory.creation.forget(&name);
@@ -100,7 +100,7 @@ impl Pass<'_> {
                 Err(error) => {
                     if let kube::Error::Api(status) = &error {
                         self.memory.creation.failed(pods_refused(&status.message));
-                        // Its namespace is going, a quota is counted at this moment, or the server is too busy.
+                        // The namespace is being deleted, a quota is just being counted, or the server is too busy.
                         if (400..500).contains(&status.code) {
                             self.memory.creation.forget(&name);
                         } else {
@@ -150,13 +150,14 @@ impl Pass<'_> {
     }
 }
 
-/// What pods said that died before they had a file: no file is at fault, so creation waits instead of trying again and again.
+/// The message of a pod that died before it had a file: no file is at fault, so creation waits instead of retrying
+/// endlessly.
 pub fn died_without_a_file(pods: &[Arc<WorkerPod>]) -> Option<&str> {
     let Stage::Failed(Failed { reason, message, .. }) = &pods.last()?.stage else { return None };
     Some(if message.is_empty() { reason } else { message })
 }
 
-/// What keeps pods from working, if anything does.
+/// The problem that keeps pods from working, if there is one.
 pub fn start_problem(pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Instant) -> Option<Obstacle> {
     let alive: Vec<_> = pods.iter().filter(|pod| pod.is_alive()).collect();
     let stuck = alive.iter().find_map(|pod| match &pod.stage {
@@ -179,12 +180,12 @@ pub fn start_problem(pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Inst
             format!("{whose} does not start with image {}: {}: {}", stuck.image, stuck.reason, stuck.message);
         return Some(reason.because(message));
     }
-    // Some pods without a node, or whose node takes its time, are normal in a full cluster; all of them are not.
+    // Some pods without a node, or on a slow node, are normal in a full cluster; all of them are not.
     let waiting = alive.iter().map(|pod| match &pod.stage {
         Stage::Unschedulable(message) if now.duration_since(pod.since) >= UNSCHEDULED_FOR => {
             Some(Reason::PodsUnschedulable.because(format!("no node takes the pods: {message}")))
         }
-        // A sandbox, a volume or a runtime class: the kubelet tells only in events, and tries again by itself.
+        // A sandbox, a volume or a runtime class fails: the kubelet reports that only in events, and keeps trying.
         Stage::Starting if now.duration_since(pod.since) >= start_timeout => {
             let message = format!(
                 "no worker pod has started for {}s; `kubectl describe pod {}` says what its node waits for",
@@ -214,7 +215,7 @@ mod tests {
         start_problem(&pods, START_TIMEOUT, since + after).map(|problem| problem.reason)
     }
 
-    /// The kubelet says of a sandbox, a volume or a runtime class that fails only in events.
+    /// The kubelet reports the failure of a sandbox, a volume or a runtime class only in events.
     #[test]
     fn pods_that_do_not_get_started_are_reported_once_all_of_them_took_too_long() {
         let (soon, late) = (START_TIMEOUT / 2, START_TIMEOUT);

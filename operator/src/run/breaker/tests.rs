@@ -22,7 +22,7 @@ fn probe(breakers: &Breakers, now: Instant, alive: &[Arc<WorkerPod>]) -> Probe {
     breakers.probe(now, alive.iter().map(Arc::as_ref), 0)
 }
 
-/// What a pass makes of a pod whose claimer failed.
+/// Treats a pod whose claimer failed as a pass would.
 fn fetch_fails(breakers: &mut Breakers, exit: Exit, canary: Option<bool>, at: Instant) {
     let failed = Failed {
         container: Some(CLAIMER.to_owned()),
@@ -80,7 +80,8 @@ fn a_success_between_them_starts_the_count_again() {
     assert_eq!(probe(&breakers, now, &[]), Probe::Full);
 }
 
-/// Workers that process many files fetch them before their turn, and report them when they begin and when they end.
+/// Workers that process many files fetch files ahead of their turn, and report each file when they begin and when
+/// they end it.
 #[test]
 fn a_file_that_was_handed_out_before_an_outage_does_not_end_it_when_it_succeeds() {
     let began = Instant::now();
@@ -130,7 +131,7 @@ fn the_first_success_closes_it() {
     assert_eq!(probe(&breakers, now + SECOND * 2, &[]), Probe::Full, "it takes three again");
 }
 
-/// A pod that works for hours has fetched its file long ago.
+/// A pod that works for hours fetched its file long ago.
 #[test]
 fn a_success_before_the_outage_does_not_close_it() {
     let now = Instant::now();
@@ -147,7 +148,7 @@ fn a_success_before_the_outage_does_not_close_it() {
     assert_eq!(breakers.known().last_fetch, Some(now - SECOND));
 }
 
-/// What happened counts, and not the order in which a pass sees it.
+/// Events count in the order of their times, not in the order in which a pass sees them.
 #[test]
 fn a_disruption_before_the_last_success_does_not_count() {
     let (mut breakers, now) = (Breakers::default(), Instant::now());
@@ -293,7 +294,7 @@ fn the_message_names_what_fails_how_and_what_happens_next() {
         assert!(first.contains(part), "no {part:?} in {first:?}");
     }
     assert_eq!(breakers.obstacle().map(|found| found.reason), Some(Reason::StorageUnavailable));
-    // Each probe fails with another file: the status need not be written for that.
+    // Each probe fails with another file, which is no reason to write the status.
     breakers.disrupted(Dependency::Source, now + SECOND, "StorageUnreachable: s3://bkt/b: no answer");
     assert_eq!(message(&breakers), first);
     breakers.disrupted(Dependency::Source, now + MESSAGE_KEPT, "StorageUnreachable: s3://bkt/c: 503");
@@ -311,7 +312,7 @@ fn what_may_be_created_is_capped() {
     }
 }
 
-/// The shim of a filter's container has started when its command has not, so that no pod starts more containers.
+/// The shim of a filter's container has started even if its command has not, so no pod starts more containers.
 #[test]
 fn a_command_that_cannot_be_executed_opens_the_breaker_and_a_pod_that_succeeds_closes_it() {
     let (mut breakers, now) = (Breakers::default(), Instant::now());

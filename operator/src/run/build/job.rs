@@ -1,5 +1,5 @@
-//! The one Job of a run. The operator creates its pods and writes its status (`managedBy`): the built-in controller would
-//! delay all pods after each failure, and could not complete a Job with a dead-lettered file.
+//! The one Job of a run. The operator creates its pods and writes its status (`managedBy`): the built-in controller
+//! would delay all pods after each failure, and could not complete a Job that has a dead-lettered file.
 
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
@@ -16,10 +16,10 @@ use crate::names::{self, MANAGER};
 use crate::pods;
 use crate::run::memory::Canaries;
 
-/// Failures are the queue's business; the field is required to be a number, and this one never matters.
+/// The queue counts failures. The field requires a number, so it gets one that is never reached.
 const BACKOFF_LIMIT: i32 = i32::MAX;
 
-/// The Job for this many files; without `completions` when their number is not known yet.
+/// The Job for this many files; without `completions` while the number is unknown.
 pub fn job(run: &PipelineRun, run_id: &RunId, recipe: &Recipe<'_>, files: Option<u64>) -> Job {
     let files = files.map(|files| i32::try_from(files).unwrap_or(i32::MAX));
     let retention = i32::try_from(recipe.worker.job_retention.as_secs()).unwrap_or(i32::MAX);
@@ -38,8 +38,8 @@ pub fn job(run: &PipelineRun, run_id: &RunId, recipe: &Recipe<'_>, files: Option
     }
 }
 
-/// A new pod of the Job. What the operator's settings say is that of now, not of when the Job was created: a moved Valkey, a
-/// new CA or a fixed claimer image reach running runs.
+/// A new pod of the Job. It gets the operator's current settings, not those from when the Job was created: a moved
+/// Valkey, a new CA or a fixed claimer image reach running runs.
 pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String) -> Pod {
     let PodTemplateSpec { metadata, mut spec } = job.spec.clone().unwrap_or_default().template;
     let is_warm = spec.as_ref().is_some_and(pods::is_warm);
@@ -52,7 +52,7 @@ pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String
                 set(container, env::VALKEY_CA_CERTIFICATE, worker.valkey_ca.as_deref());
                 set(container, env::SOURCE.canary_key, canaries.source().as_deref());
             }
-            // What it publishes itself is its canary of the sink.
+            // No sink canary: a warm worker uses a result that it has published itself.
             WORKER if is_warm => {
                 set(container, env::VALKEY_URL, Some(&worker.valkey_url));
                 set(container, env::VALKEY_CA_CERTIFICATE, worker.valkey_ca.as_deref());
@@ -70,7 +70,7 @@ pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String
         container.image_pull_policy = Some(worker.claimer_image_pull_policy.as_ref().to_owned());
     }
     let mut metadata = metadata.unwrap_or_default();
-    // Here and not in the template, so that also pods of Jobs of an older operator have it.
+    // Set here and not in the template, so that pods of Jobs from an older operator have it too.
     let ours = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     let annotations = metadata.annotations.get_or_insert_default();
     annotations.insert(names::CONTAINERS_ANNOTATION.to_owned(), pods::annotation(ours));
@@ -84,7 +84,7 @@ pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String
         controller: Some(true),
         block_owner_deletion: Some(true),
     }]);
-    // The API server adds labels of its own to the template of a Job; pods of a Job are found by them (kubectl logs job/…).
+    // Keep the labels that the API server adds to a Job's template: `kubectl logs job/…` finds pods by them.
     Pod { metadata, spec, status: None }
 }
 
@@ -95,12 +95,13 @@ fn set(container: &mut Container, name: &str, value: Option<&str>) {
     env.extend(value.map(|value| variable(name, value)));
 }
 
-/// Whether no pod may be started: `spec.suspend` belongs to others (Kueue, for example), and is honoured.
+/// Whether starting pods is forbidden. `spec.suspend` belongs to other controllers (Kueue, for example), and is
+/// honoured.
 pub fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend).unwrap_or(false)
 }
 
-/// Whether the API server has left the Job to us: one that does not know `managedBy` drops it.
+/// Whether the API server leaves the Job to us: a server that does not know `managedBy` drops the field.
 pub fn is_managed(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.managed_by.as_deref()) == Some(MANAGER)
 }
@@ -122,7 +123,7 @@ mod tests {
     use serde_json::json;
     use std::time::{Duration, Instant};
 
-    /// Also a pod of a Job that an older operator made says which containers are ours.
+    /// A pod also names our containers if an older operator created its Job.
     #[test]
     fn a_pod_names_its_own_containers() {
         let worker = WorkerSettings {
@@ -155,7 +156,7 @@ mod tests {
         assert!(WorkerPod::read(&pod, None, Instant::now()).is_finished(), "a mesh was added afterwards");
     }
 
-    /// Neither a moved Valkey nor a rotated CA may leave the pods of a running Job behind.
+    /// Pods of a running Job must follow a moved Valkey and a rotated CA.
     #[test]
     fn new_pods_of_a_running_job_follow_the_settings_and_know_the_canary() {
         let env = json!([{"name": "VALKEY_URL", "value": "redis://old:6379"}, {"name": "VALKEY_CA_CERTIFICATE",

@@ -1,4 +1,4 @@
-//! The objects of a run, built from its snapshot. Pure: the same run gives the same objects.
+//! Builds the objects of a run from its snapshot. Pure: the same run gives the same objects.
 
 pub mod job;
 pub mod owner;

@@ -1,4 +1,5 @@
-//! Who owns what: a run owns its Job, Secrets and snapshot; the Job owns the pods. Garbage collection removes what nobody else did.
+//! Ownership: a run owns its Job, Secrets and snapshot; the Job owns the pods. Garbage collection removes anything
+//! that was not removed explicitly.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use protocol::names::{LABEL_VALUE_MAX, shorten};
 
 use crate::names::{RUN_LABEL, RUN_NAME_LABEL, RUN_UID_LABEL};
 
-/// The run as an owner.
+/// The owner reference to the run.
 pub fn reference(run: &PipelineRun) -> OwnerReference {
     OwnerReference {
         api_version: PipelineRun::api_version(&()).into_owned(),
@@ -23,7 +24,7 @@ pub fn reference(run: &PipelineRun) -> OwnerReference {
     }
 }
 
-/// Metadata of something that the run owns.
+/// Metadata of an object that the run owns.
 pub fn metadata(run: &PipelineRun, run_id: &RunId, name: String) -> ObjectMeta {
     ObjectMeta {
         name: Some(name),
@@ -34,7 +35,7 @@ pub fn metadata(run: &PipelineRun, run_id: &RunId, name: String) -> ObjectMeta {
     }
 }
 
-/// The labels of everything that belongs to the run.
+/// The labels of every object that belongs to the run.
 pub fn labels(run: &PipelineRun, run_id: &RunId) -> BTreeMap<String, String> {
     let name = shorten(&run.name_any(), LABEL_VALUE_MAX);
     BTreeMap::from([
@@ -49,7 +50,7 @@ pub fn pods(run: &PipelineRun) -> ListParams {
     ListParams::default().labels(&format!("{RUN_UID_LABEL}={}", run.uid().unwrap_or_default()))
 }
 
-/// Whether the run, and not one that had its name before, owns this.
+/// Whether this run owns the object, as opposed to an earlier run of the same name.
 pub fn owns<K: Resource>(run: &PipelineRun, object: &K) -> bool {
     let owners = object.meta().owner_references.as_deref().unwrap_or_default();
     owners.iter().any(|owner| Some(&owner.uid) == run.metadata.uid.as_ref())

@@ -1,5 +1,6 @@
-//! A worker pod: the claimer, then the filters, then the publisher if there is a sink, on one shared volume. It satisfies
-//! Pod Security "restricted" unless the Pipeline asks otherwise, has no token, and no secret value in its spec.
+//! A worker pod: the claimer, then the filters, then the publisher if there is a sink, all on one shared volume. The
+//! pod satisfies Pod Security "restricted" unless the Pipeline asks otherwise, and has no token and no secret value
+//! in its spec.
 
 use std::time::Duration;
 
@@ -25,20 +26,20 @@ use crate::names;
 
 /// The volume that the containers share.
 pub const WORKSPACE_VOLUME: &str = "workspace";
-/// Where filters see it.
+/// The mount path of that volume in every container.
 pub const WORKSPACE_PATH: &str = "/ws";
-/// A filter that is told to end has nothing to save: its file is tried again as a whole.
+/// A filter that is asked to end has nothing to save: its file is tried again from the start.
 const GRACE_SECONDS: i64 = 10;
 
-/// What a worker pod is made from.
+/// The inputs of a worker pod.
 pub struct Recipe<'a> {
     /// The run.
     pub run: &'a PipelineRun,
-    /// Its id.
+    /// The run's id.
     pub run_id: &'a RunId,
-    /// The Pipeline.
+    /// The Pipeline, as the run recorded it.
     pub snapshot: &'a Snapshot,
-    /// What the operator was told.
+    /// The operator's settings for workers.
     pub worker: &'a WorkerSettings,
     /// How long a file may stay on a lost node.
     pub pending_timeout: Duration,
@@ -86,7 +87,8 @@ impl Recipe<'_> {
         }
     }
 
-    /// The containers of a pod that processes one file: those that run one after the other, and those that come last.
+    /// The containers of a pod that processes one file: first the init containers, which run one after another, then
+    /// the main containers.
     fn containers(&self) -> (Vec<Container>, Vec<Container>) {
         let filters = self.snapshot.spec.filters.iter().map(|filter| match filter.protocol {
             Protocol::Exec => self.filter(filter),
@@ -110,13 +112,14 @@ impl Recipe<'_> {
         (in_turn, last)
     }
 
-    /// A pod on a lost node is given up after `pendingTimeout`: Kubernetes itself then deletes it, by these tolerations.
+    /// Lets Kubernetes delete a pod on a lost node after `pendingTimeout`, by these tolerations.
     fn tolerations(&self, mut tolerations: Vec<Toleration>) -> Vec<Toleration> {
         for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
             if tolerations.iter().any(|own| own.key.as_deref() == Some(key)) {
                 continue;
             }
-            // In front: of several that match a taint the first one counts, and many tolerate everything.
+            // Insert at the front: the first toleration that matches a taint counts, and many Pipelines tolerate
+            // every taint.
             let ours = Toleration {
                 key: Some(key.to_owned()),
                 operator: Some("Exists".to_owned()),
@@ -144,14 +147,14 @@ impl Recipe<'_> {
         self.own_container(PUBLISHER, "publish", env)
     }
 
-    /// What publishing needs to know beside the source.
+    /// The variables that publishing needs in addition to those of the source.
     pub fn sink_env(&self, sink: &Bucket) -> Vec<EnvVar> {
         let mut env = self.bucket_env(Role::Sink, sink);
         env.push(variable(env::SINK_FROM, self.snapshot.published_filter().unwrap_or_default()));
         env
     }
 
-    /// A container of our own image.
+    /// A container of the operator's own image.
     pub fn own_container(&self, name: &str, command: &str, env: Vec<EnvVar>) -> Container {
         let quantity = |text: &str| Quantity(text.to_owned());
         let mut security = container_security();
@@ -162,7 +165,7 @@ impl Recipe<'_> {
             image_pull_policy: Some(self.worker.claimer_image_pull_policy.as_ref().to_owned()),
             args: Some(vec![command.to_owned()]),
             env: Some(env),
-            // Its memory does not depend on the size of the file.
+            // Memory use does not depend on the size of the file.
             resources: Some(ResourceRequirements {
                 requests: Some(
                     [("cpu".to_owned(), quantity("10m")), ("memory".to_owned(), quantity("32Mi"))].into(),
@@ -175,7 +178,7 @@ impl Recipe<'_> {
         }
     }
 
-    /// A filter's container, as it is in a pod that processes one file.
+    /// A filter's container, as in a pod that processes one file.
     pub fn filter(&self, filter: &Filter) -> Container {
         let Filter { name, image, command, args, protocol: _, env, resources, image_pull_policy } = filter;
         let mut all = vec![
@@ -202,7 +205,7 @@ impl Recipe<'_> {
         }
     }
 
-    /// What tells a container where its files are.
+    /// The variables that tell a container where to get its files.
     pub fn queue_env(&self) -> Vec<EnvVar> {
         let user = names::queue_secret(&self.run.name_any());
         let mut env = vec![
@@ -219,8 +222,8 @@ impl Recipe<'_> {
         env
     }
 
-    /// What tells a container how to reach a bucket. The prefix of the source is the Pipeline's, not the run's: a result has the
-    /// same name whichever run made it.
+    /// The variables that tell a container how to reach a bucket. The source prefix is the Pipeline's, not the run's,
+    /// so a result has the same name in every run.
     pub fn bucket_env(&self, role: Role, bucket: &Bucket) -> Vec<EnvVar> {
         let name = match role {
             Role::Source => env::SOURCE,
@@ -255,10 +258,10 @@ pub fn volume() -> Volume {
     }
 }
 
-/// What every container has.
+/// The fields that every container has.
 fn container() -> Container {
     Container {
-        // What a filter said last is the best reason there is, if it wrote no better one.
+        // A filter's last output is the best reason available, unless the filter wrote a better one.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         volume_mounts: Some(vec![VolumeMount {
             name: WORKSPACE_VOLUME.to_owned(),
@@ -277,7 +280,7 @@ fn container_security() -> SecurityContext {
     }
 }
 
-/// The Pipeline's own settings, over defaults that satisfy "restricted".
+/// The Pipeline's own settings, on top of defaults that satisfy "restricted".
 fn pod_security(own: Option<&PodSecurityContext>) -> PodSecurityContext {
     let defaults = PodSecurityContext {
         run_as_non_root: Some(true),
@@ -295,7 +298,8 @@ fn pod_security(own: Option<&PodSecurityContext>) -> PodSecurityContext {
     serde_json::from_value(merged).unwrap_or(defaults)
 }
 
-/// A variable with exactly this value: Kubernetes would put other variables, also secret ones, in the place of `$(NAME)`.
+/// A variable with exactly this value: without the escape, Kubernetes would replace `$(NAME)` with the value of
+/// another variable, which may be secret.
 pub fn variable(name: &str, value: impl Into<String>) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.into().replace('$', "$$")), value_from: None }
 }
@@ -394,7 +398,7 @@ pub mod tests {
         );
     }
 
-    /// `$(S3_SECRET_ACCESS_KEY)` in a prefix would be replaced by the kubelet, and shown in a message.
+    /// The kubelet would replace an unescaped `$(S3_SECRET_ACCESS_KEY)` in a prefix, and a message would show it.
     #[test]
     fn a_value_is_taken_as_it_is() {
         let prefix = "a$(S3_SECRET_ACCESS_KEY)$$b/";
@@ -451,7 +455,7 @@ pub mod tests {
         assert_eq!(value(&spec.containers[0], "OPENFILTER_FILTER")["value"], "a");
     }
 
-    /// Pod Security "restricted", and what the user may change of it.
+    /// Pod Security "restricted", and the settings that a user may change.
     #[test]
     fn pods_are_restricted_unless_the_pipeline_asks_otherwise() {
         let spec = template(json!({}), json!({}));

@@ -1,4 +1,4 @@
-//! The Secrets of a run: the Valkey user of its workers, and copies of keys that a grant lets it use.
+//! The Secrets of a run: the Valkey user of its workers, and copies of keys that a grant allows it to use.
 
 use std::collections::BTreeMap;
 
@@ -27,19 +27,19 @@ pub fn queue(run: &PipelineRun, run_id: &RunId, user: &WorkerUser) -> Secret {
     }
 }
 
-/// The user that such a Secret holds.
+/// The user that a Secret made by [`queue`] holds.
 pub fn read_queue(run: &PipelineRun, run_id: &RunId, rights: Rights, secret: &Secret) -> Option<WorkerUser> {
     let password = text(secret, PASSWORD)?;
     let uid = run.uid().unwrap_or_default();
     Some(WorkerUser::with_password(run_id, &uid, rights, Password::from(password)))
 }
 
-/// The epoch of the queue that was written down.
+/// The recorded epoch of the queue.
 pub fn epoch(secret: &Secret) -> Option<&str> {
     secret.metadata.annotations.as_ref()?.get(EPOCH_ANNOTATION).map(String::as_str)
 }
 
-/// A copy of keys of another namespace.
+/// A copy of keys from another namespace.
 pub fn copy(run: &PipelineRun, run_id: &RunId, role: Role, keys: &Secret) -> Secret {
     let data = keys.data.clone().unwrap_or_default();
     let wanted = |key: &str| data.get(key).map(|value| (key.to_owned(), value.clone()));
@@ -50,7 +50,7 @@ pub fn copy(run: &PipelineRun, run_id: &RunId, role: Role, keys: &Secret) -> Sec
     }
 }
 
-/// The text under a key; `None` if it is missing, empty or no text.
+/// The text under a key; `None` if it is missing, empty or not text.
 fn text(secret: &Secret, key: &str) -> Option<String> {
     let ByteString(bytes) = secret.data.as_ref()?.get(key)?;
     String::from_utf8(bytes.clone()).ok().filter(|text| !text.is_empty())

@@ -1,5 +1,5 @@
-//! The Pipeline as it was when the run started. Everything of a run is built from it: editing or deleting the Pipeline
-//! affects later runs only.
+//! The Pipeline as it was when the run started. All objects of a run are built from it: editing or deleting the
+//! Pipeline affects later runs only.
 
 use crds::v1alpha1::{Bucket, Filter, Mode, Pipeline, PipelineRun, PipelineSpec, Protocol, SecretReference};
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 use super::owner;
 use crate::names;
 
-/// A Pipeline at one moment.
+/// A Pipeline at one point in time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
-    /// Where the Pipeline is; its Secrets are there too, unless it says otherwise.
+    /// The Pipeline's namespace; its Secrets are there too, unless it names another.
     pub namespace: String,
-    /// Name of the Pipeline.
+    /// The Pipeline's name.
     pub name: String,
-    /// What it said.
+    /// The Pipeline's spec.
     pub spec: PipelineSpec,
 }
 
@@ -34,13 +34,13 @@ impl Snapshot {
         }
     }
 
-    /// Reads what was stored.
+    /// Parses a stored snapshot.
     pub fn read(stored: &ControllerRevision) -> Result<Self, serde_json::Error> {
         let data = stored.data.clone().map(|RawExtension(data)| data).unwrap_or_default();
         serde_json::from_value(data)
     }
 
-    /// What is stored.
+    /// The snapshot as the object to be stored.
     pub fn stored(&self, run: &PipelineRun, run_id: &RunId) -> Result<ControllerRevision, serde_json::Error> {
         Ok(ControllerRevision {
             metadata: owner::metadata(run, run_id, names::snapshot(&run.name_any())),
@@ -49,7 +49,7 @@ impl Snapshot {
         })
     }
 
-    /// What its workers do with the queue.
+    /// The rights that the run's workers need on the queue.
     pub fn worker_rights(&self) -> Rights {
         if self.is_warm() { Rights::Serve } else { Rights::Claim }
     }
@@ -59,12 +59,12 @@ impl Snapshot {
         self.spec.mode == Mode::Warm
     }
 
-    /// Whether any filter wants lines.
+    /// Whether any filter speaks the `Lines` protocol.
     pub fn speaks_lines(&self) -> bool {
         self.spec.filters.iter().any(|filter| filter.protocol == Protocol::Lines)
     }
 
-    /// Whether the memory of a filter is limited.
+    /// Whether a filter has a memory limit.
     pub fn has_memory_limit(&self, filter: &str) -> bool {
         let named = self.spec.filters.iter().find(|named| named.name == filter);
         let limits = named.and_then(|filter| filter.resources.as_ref()?.limits.as_ref());
@@ -91,13 +91,13 @@ impl Snapshot {
         sink.from.as_deref().or_else(|| self.spec.filters.last().map(|filter: &Filter| filter.name.as_str()))
     }
 
-    /// Where the Pipeline and its Secrets are: grants of these namespaces decide who may use them.
+    /// The namespaces of the Pipeline and its Secrets, whose grants decide which runs may use them.
     pub fn namespaces(&self) -> Vec<String> {
         let secrets = self.secrets().into_iter().map(|secret| secret.namespace);
         std::iter::once(self.namespace.clone()).chain(secrets).collect()
     }
 
-    /// The Secrets of both buckets, with the role that each plays and the namespace that it is in.
+    /// The Secrets of both buckets, each with its role and namespace.
     pub fn secrets(&self) -> Vec<Credentials> {
         let buckets = [Role::Source, Role::Sink].into_iter().zip(self.spec.buckets());
         let named = |(role, bucket): (Role, &Bucket)| {
@@ -108,7 +108,7 @@ impl Snapshot {
     }
 }
 
-/// Which bucket.
+/// One of the two buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::AsRefStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Role {
@@ -118,13 +118,13 @@ pub enum Role {
     Sink,
 }
 
-/// A Secret with keys, and what it is for.
+/// A Secret with keys, and the bucket that they are for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Credentials {
-    /// For which bucket.
+    /// The bucket.
     pub role: Role,
-    /// Name of the Secret.
+    /// The Secret's name.
     pub name: String,
-    /// Its namespace.
+    /// The Secret's namespace.
     pub namespace: String,
 }

@@ -1,6 +1,7 @@
-//! Containers that our shim runs in. In a pod that processes many files the worker and all filters run beside each other as long
-//! as the pod lives: each filter's container runs the shim, which starts the filter's command once per file, and only the worker
-//! has keys. In a pod that processes one file the shim speaks to filters that want lines.
+//! Containers that the shim runs in. In a pod that processes many files, the worker and all filters run side by side
+//! for as long as the pod lives: each filter's container runs the shim, which starts the filter's command once per
+//! file, and only the worker has keys. In a pod that processes one file, the shim speaks to filters that use the
+//! `Lines` protocol.
 
 use crds::rules::{WarmLimits, parse_duration};
 use crds::v1alpha1::{Filter, Order, Protocol};
@@ -12,26 +13,26 @@ use super::pod::{Recipe, WORKSPACE_PATH, WORKSPACE_VOLUME, variable, volume};
 use super::snapshot::Role;
 use crate::names::SHIM;
 
-/// The volume with the shim and the filters' sockets, and where it is mounted.
+/// The volume with the shim and the filters' sockets, and its mount path.
 const TOOLS_VOLUME: &str = "openfilter";
 const TOOLS_PATH: &str = "/.openfilter";
-/// Where our own containers mount the workspace as a whole: filters see one folder of it.
+/// Where our own containers mount the whole workspace; filters see one folder of it.
 const ROOM: &str = "/room";
 
 impl Recipe<'_> {
-    /// The containers of a pod that processes many files: those that run first, and those that stay.
+    /// The containers of a pod that processes many files: first the init containers, then the main containers.
     pub fn warm_containers(&self) -> (Vec<Container>, Vec<Container>) {
         let filters = self.snapshot.spec.filters.iter().map(|filter| self.warm_filter(filter));
         let main = std::iter::once(self.worker()).chain(filters).collect();
         (vec![self.install()], main)
     }
 
-    /// The volumes that they share.
+    /// The volumes that those containers share.
     pub fn warm_volumes(&self) -> Vec<Volume> {
         vec![volume(), tools()]
     }
 
-    /// A filter that wants lines, in a pod that processes one file.
+    /// A filter that speaks `Lines`, in a pod that processes one file.
     pub fn filter_behind_shim(&self, filter: &Filter) -> Container {
         let mut container = self.filter(filter);
         run_in_shim(&mut container, filter, &["--once".to_owned()]);
@@ -39,7 +40,7 @@ impl Recipe<'_> {
         container
     }
 
-    /// A claimer that puts the shim where filters can execute it.
+    /// A claimer that also installs the shim where filters can execute it.
     pub fn with_shim(&self, mut claimer: Container) -> Container {
         claimer.env.get_or_insert_default().push(variable(env::INSTALL_TO, TOOLS_PATH));
         claimer.volume_mounts.get_or_insert_default().push(mount(TOOLS_VOLUME, TOOLS_PATH, None));
@@ -104,7 +105,7 @@ pub fn tools() -> Volume {
     }
 }
 
-/// Lets the shim start the filter's command.
+/// Makes the container run the shim, which starts the filter's command.
 fn run_in_shim(container: &mut Container, filter: &Filter, how: &[String]) {
     let mut shim = vec![SHIM.to_owned(), "--filter".to_owned(), filter.name.clone()];
     shim.extend_from_slice(how);

@@ -1,4 +1,4 @@
-//! Waits that double.
+//! Exponential back-off.
 
 use std::time::{Duration, Instant};
 
@@ -15,19 +15,19 @@ impl Backoff {
     /// The longest wait: long enough to spare the services, short enough that a fix shows quickly.
     const LONGEST: Duration = Duration::from_secs(60);
 
-    /// Another failure.
+    /// Notes a failure.
     pub fn failed(&mut self, now: Instant) {
         let wait = Self::FIRST.saturating_mul(1 << self.failures.min(16)).min(Self::LONGEST);
         self.failures += 1;
         self.until = Some(now + wait);
     }
 
-    /// A success.
+    /// Notes a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// How much of the wait is left; `None` if there is none.
+    /// How much of the wait is left; `None` if the wait is over.
     pub fn left(&self, now: Instant) -> Option<Duration> {
         self.until.and_then(|until| until.checked_duration_since(now)).filter(|left| !left.is_zero())
     }

@@ -1,6 +1,6 @@
-//! The objects that the run reached last. A pod whose own transfer fails tries the canary: if that works, the storage is up
-//! and the object is at fault. There are several, because filters and people delete objects that were processed: one that is
-//! gone shows nothing, and the pod tries the next.
+//! The objects that the run reached last. A pod whose own transfer fails tries the canary: if that works, the storage
+//! is up and the object is at fault. Several are kept, because filters and people delete processed objects: a deleted
+//! canary shows nothing, and the pod tries the next.
 
 use std::cmp::Reverse;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use protocol::env::CANARY_SEPARATOR;
 
 use crate::pods::WorkerPod;
 
-/// Objects of each kind: few enough to be tried one after the other while a pod ends.
+/// How many objects of each kind to keep: few enough to be tried one after another while a pod ends.
 const KEPT: usize = 3;
 
 /// The newest objects that were fetched and published.
@@ -17,16 +17,16 @@ const KEPT: usize = 3;
 pub struct Canaries {
     source: Newest,
     sink: Newest,
-    /// What the queue last named.
+    /// The key that the queue last named.
     remembered: Option<String>,
 }
 
-/// Keys and when they were reached, the newest first.
+/// Keys, and when each was last reached, newest first.
 #[derive(Debug, Default)]
 struct Newest(Vec<(String, Instant)>);
 
 impl Canaries {
-    /// Notes what pods have fetched and published.
+    /// Notes objects that pods have fetched and published.
     pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = &'a WorkerPod>) {
         for pod in pods {
             let fetched = pod.claimer.as_ref().and_then(|report| report.key()).zip(pod.fetched);
@@ -39,8 +39,9 @@ impl Canaries {
         }
     }
 
-    /// Notes the file that the queue remembers. It knows the key in full, which the report of a pod may not hold, and it outlives
-    /// this operator. Only news counts: the same file, named again in each pass, would pass for the newest.
+    /// Notes the file that the queue remembers. The queue knows the whole key, which a pod's report may not hold, and
+    /// it outlives this operator. Only a new key counts: a file that is named again in each pass would pass for the
+    /// newest.
     pub fn recall(&mut self, key: Option<&str>, at: Instant) {
         if let Some(key) = key.filter(|key| self.remembered.as_deref() != Some(key)) {
             self.remembered = Some(key.to_owned());
@@ -48,19 +49,19 @@ impl Canaries {
         }
     }
 
-    /// Notes a file that was fetched. A key that a variable cannot hold as it is is none.
+    /// Notes a file that was fetched. A key that a variable cannot hold unchanged is ignored.
     pub fn fetched(&mut self, key: &str, at: Instant) {
         if !key.contains(|c: char| c.is_control()) {
             self.source.reached(key, at);
         }
     }
 
-    /// The files that were fetched last, as a claimer reads them.
+    /// The files that were fetched last, in the form that a claimer reads.
     pub fn source(&self) -> Option<String> {
         self.source.in_one()
     }
 
-    /// The results that were published last, as a publisher reads them.
+    /// The results that were published last, in the form that a publisher reads.
     pub fn sink(&self) -> Option<String> {
         self.sink.in_one()
     }
@@ -110,7 +111,8 @@ mod tests {
         assert_eq!(canaries.source().as_deref(), Some("c\nd\nb"), "each once, and the oldest go");
     }
 
-    /// As a restarted operator finds it, and where reports name no key: those of long keys are cut, a backslash may be an escape.
+    /// As seen by a restarted operator, and when reports name no key: long keys are cut, and a backslash may be an
+    /// escape.
     #[test]
     fn the_file_that_the_queue_remembers_is_a_canary_and_is_newest_only_once() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! The creation of pods: which ones the watch has not shown yet, and whether more may be asked for.
+//! The creation of pods: which ones the watch has not shown yet, and whether more may be requested.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -8,16 +8,17 @@ use super::Backoff;
 use crate::error::{Obstacle, Reason};
 use crate::pods::WorkerPod;
 
-/// A pod that the watch has not shown after this long is looked for in a list: it was not created after all, or the watch is
-/// stuck.
+/// A pod that the watch has not shown after this long is searched for in a list: either it was not created after all,
+/// or the watch is stuck.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
-/// The same for a pod whose creation the API server answered with an error: only the watch may still be a little late.
+/// The same for a pod whose creation the API server answered with an error: only the watch may still be slightly
+/// late.
 const SHOWN_AFTER_ERROR_WITHIN: Duration = Duration::from_secs(5);
 
-/// How the creation of a run's pods goes.
+/// The state of creating a run's pods.
 #[derive(Default)]
 pub struct Creation {
-    /// Pods that were requested and not shown by the watch yet, and when to look for them in a list.
+    /// Pods that were requested and that the watch has not shown yet, and when to search for them in a list.
     in_flight: HashMap<String, Instant>,
     backoff: Backoff,
     /// Why pods are refused or die, if they do.
@@ -25,23 +26,23 @@ pub struct Creation {
 }
 
 impl Creation {
-    /// A pod is about to be requested.
+    /// Notes that a pod is about to be requested.
     pub fn requested(&mut self, pod: &str, now: Instant) {
         self.in_flight.insert(pod.to_owned(), now + SHOWN_WITHIN);
     }
 
-    /// The API server answered with an error that leaves open whether the pod exists.
+    /// Notes that the API server answered with an error, so the pod may or may not exist.
     pub fn perhaps_created(&mut self, pod: &str, now: Instant) {
         self.in_flight.insert(pod.to_owned(), now + SHOWN_AFTER_ERROR_WITHIN);
     }
 
-    /// The pod does not exist: it was refused, or is gone.
+    /// Notes that the pod does not exist: it was refused, or is gone.
     pub fn forget(&mut self, pod: &str) {
         self.in_flight.remove(pod);
     }
 
-    /// Pods that were requested and that the watch has neither shown nor removed. Without them a slow watch would let us
-    /// create too many. They count until a list has shown that they do not exist.
+    /// The number of pods that were requested and that the watch has neither shown nor removed. Without them, a slow
+    /// watch would let us create too many. They count until a list shows that they do not exist.
     pub fn in_flight(&mut self, shown: &[Arc<WorkerPod>], gone: &BTreeMap<String, Arc<WorkerPod>>) -> u64 {
         if !self.in_flight.is_empty() {
             for pod in shown {
@@ -52,13 +53,13 @@ impl Creation {
         self.in_flight.len() as u64
     }
 
-    /// Whether pods are to be looked for in a list.
+    /// Whether it is time to search for pods in a list.
     pub fn is_to_be_verified(&self, now: Instant) -> bool {
         self.in_flight.values().any(|until| *until <= now)
     }
 
-    /// A list that was asked for at this moment shows these pods. Those that were requested before and are not among them do
-    /// not exist; those that are will be shown by the watch.
+    /// Takes the pods in a list that was requested at this time. Pods that were requested earlier and are not in the
+    /// list do not exist; the watch will show the others.
     pub fn verified(&mut self, listed: &HashSet<String>, now: Instant) {
         self.in_flight.retain(|pod, until| *until > now || listed.contains(pod));
         for until in self.in_flight.values_mut().filter(|until| **until <= now) {
@@ -66,12 +67,12 @@ impl Creation {
         }
     }
 
-    /// When the first of them is to be looked for.
+    /// When to search for the first of them.
     pub fn in_flight_expires(&self, now: Instant) -> Option<Duration> {
         self.in_flight.values().min().map(|until| until.saturating_duration_since(now))
     }
 
-    /// How long creation still waits; `None` if it does not.
+    /// How much longer creation waits; `None` if it does not.
     pub fn waits(&self, now: Instant) -> Option<Duration> {
         self.backoff.left(now)
     }
@@ -81,47 +82,48 @@ impl Creation {
         self.problem.as_ref()
     }
 
-    /// How many of the wanted pods to request first. With a problem one, and then twice as many whenever all were taken:
-    /// what is refused again costs little, however many files wait for the room that a quota leaves.
+    /// How many of the wanted pods to request first. While there is a problem, it is one, and each batch that is
+    /// accepted doubles the next. So repeated refusals cost little, no matter how many files wait for room in a
+    /// quota.
     pub fn first_batch(&self, wanted: usize) -> usize {
         if self.problem.is_some() { 1 } else { wanted }
     }
 
-    /// The API server refused a pod, and will refuse the next one too.
+    /// Notes that the API server refused a pod, and will refuse the next one too.
     pub fn refused(&mut self, why: Obstacle, now: Instant) {
         self.backoff.failed(now);
         self.problem = Some(why);
     }
 
-    /// The API server answered with an error that may pass.
+    /// Notes that the API server answered with an error that may be transient.
     pub fn failed(&mut self, why: Obstacle) {
         self.problem = Some(why);
     }
 
-    /// Some pods were created: a quota that refuses only part of them works as intended.
+    /// Notes that some pods were created: a quota that refuses only some of them works as intended.
     pub fn some_created(&mut self) {
-        // Pods that die without a file were created too: a creation that works says nothing about them.
+        // Pods that die without a file were created too, so a successful creation shows nothing about them.
         if !self.is_about(Reason::WorkersFailing) {
             self.backoff.reset();
         }
     }
 
-    /// No pod was refused.
+    /// Notes that no pod was refused.
     pub fn all_created(&mut self) {
         if !self.is_about(Reason::WorkersFailing) {
             self.problem = None;
         }
     }
 
-    /// Pods ended, so that a quota has room for others.
+    /// Notes that pods ended, so a quota has room for others.
     pub fn room_was_freed(&mut self) {
         if self.is_about(Reason::QuotaExceeded) {
             self.backoff.reset();
         }
     }
 
-    /// Worker pods died before they had a file. Those that die during the wait were created before it, so that many which
-    /// die one after the other are one failure.
+    /// Notes that worker pods died before they had a file. Pods that die during the wait were created before it, so a
+    /// series of deaths counts as one failure.
     pub fn workers_died(&mut self, said: &str, now: Instant) {
         if self.backoff.left(now).is_none() {
             self.backoff.failed(now);
@@ -130,7 +132,7 @@ impl Creation {
         self.problem = Some(Reason::WorkersFailing.because(message));
     }
 
-    /// Workers claim files, which shows that whatever made them die is fixed.
+    /// Notes that workers claim files, which shows that the cause of the deaths is fixed.
     pub fn workers_claim(&mut self, now: Instant) {
         if self.is_about(Reason::WorkersFailing) && self.backoff.left(now).is_none() {
             self.problem = None;
@@ -198,7 +200,7 @@ mod tests {
         assert_eq!(creation.in_flight(&[], &none), 1);
     }
 
-    /// The pods of one lost node die in one pass after the other.
+    /// The pods of one lost node die one pass after another.
     #[test]
     fn pods_that_die_during_the_wait_do_not_prolong_it() {
         let (mut creation, now) = (Creation::default(), Instant::now());

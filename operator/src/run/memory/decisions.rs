@@ -1,18 +1,18 @@
-//! Which decisions about files are worth a line at info: a million failures must not become a million lines. Pure: the caller
-//! brings the clock.
+//! Decides which decisions about files are logged at info: a million failures must not become a million lines. Pure:
+//! the caller supplies the clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::metrics::FileOutcome;
 
-/// Lines of one outcome that a run may log at once: enough to see a pattern.
+/// How many lines of one outcome a run may log at once: enough to see a pattern.
 const BURST: u32 = 10;
-/// How soon another line may follow: a run that only fails logs six lines a minute of each outcome.
+/// How soon another line may follow: a run in which every file fails logs six lines a minute of each outcome.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// Decisions that a run has logged. Each outcome has its own allowance, so that a dead letter shows among thousands of
-/// retries.
+/// The decisions that a run has logged. Each outcome has its own allowance, so that a dead letter stays visible among
+/// thousands of retries.
 #[derive(Debug, Default)]
 pub struct Decisions(HashMap<FileOutcome, Allowance>);
 
@@ -24,7 +24,8 @@ struct Allowance {
 }
 
 impl Decisions {
-    /// Whether a decision may be logged now: then with how many of its outcome were not since the last one that was.
+    /// Whether a decision may be logged now. If so, returns how many of its outcome were suppressed since the last
+    /// logged one.
     pub fn admit(&mut self, outcome: FileOutcome, now: Instant) -> Option<u64> {
         let full = Allowance { lines: BURST, since: now, suppressed: 0 };
         let allowance = self.0.entry(outcome).or_insert(full);
@@ -60,7 +61,7 @@ mod tests {
         let (mut decisions, start) = (Decisions::default(), Instant::now());
         let (mut lines, mut counted) = (0, 0);
         for number in 0..1_000_000 {
-            // An hour of them.
+            // Spread the failures over an hour.
             let now = start + Duration::from_micros(3_600 * number);
             if let Some(suppressed) = decisions.admit(FileOutcome::Failed, now) {
                 lines += 1;

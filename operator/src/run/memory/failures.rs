@@ -1,19 +1,19 @@
-//! Files that failed for good, as status and events show them. The dead letters themselves are the truth: a lost reply or a
-//! crash of the operator hides no failure.
+//! Files that failed permanently, for status and events. The dead letters themselves are authoritative: a lost reply
+//! or a crash of the operator hides no failure.
 
 use crds::v1alpha1::FailedFile;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use queue::DeadLetter;
 
-/// Failed files that a status shows: enough to see a pattern, and a status stays small.
+/// How many failed files a status shows: enough to see a pattern, few enough to keep the status small.
 pub const RECENT_MAX: usize = 10;
-/// Events about failed files of one run: all of them are in the dead-letter queue.
+/// How many events a run may send about failed files: the dead-letter queue has all of them.
 const EVENTS_MAX: usize = 10;
-/// Bytes of a key that a status shows: the longest that S3 allows.
+/// How many bytes of a key a status shows: the longest key that S3 allows.
 const KEY_BYTES_MAX: usize = 1_024;
 
-/// What is remembered of failed files.
+/// The failed files that the operator remembers.
 #[derive(Default)]
 pub struct Failures {
     /// The newest failures, newest first, and how many files had failed when they were read.
@@ -33,17 +33,17 @@ impl Failures {
         self.read.as_ref().is_none_or(|(_, known)| *known != failed)
     }
 
-    /// The newest dead letters, newest first, were read when this many files had failed.
+    /// Notes the newest dead letters, newest first, as read when this many files had failed.
     pub fn read(&mut self, letters: Vec<DeadLetter>, failed: u64) {
         self.read = Some((letters.into_iter().take(RECENT_MAX).map(shown).collect(), failed));
     }
 
-    /// Valkey has lost what became of files.
+    /// Notes that Valkey has lost the outcomes of files.
     pub fn lost(&mut self) {
         self.read = Some((Vec::new(), 0));
     }
 
-    /// The newest failures, newest first; `None` before they were read.
+    /// The newest failures, newest first; `None` until they have been read.
     pub fn newest(&self) -> Option<Vec<FailedFile>> {
         self.read.as_ref().map(|(failures, _)| failures.clone())
     }

@@ -1,4 +1,4 @@
-//! The listing of the bucket: whether it is done, under way, or waits after a failure.
+//! The listing of the bucket: whether it is done, under way, or waiting after a failure.
 
 use std::time::{Duration, Instant};
 
@@ -8,52 +8,53 @@ use super::Backoff;
 use crate::error::Obstacle;
 use crate::run::listing::ListingTask;
 
-/// How the listing of a run's bucket goes.
+/// The progress of listing a run's bucket.
 #[derive(Default)]
 pub struct ListingProgress {
-    /// The bucket is listed to its end: from then on one read of the counts is enough for a pass.
+    /// The bucket has been listed to its end: from then on, a pass only reads the counts, once.
     pub is_complete: bool,
-    /// The task that lists, or has failed.
+    /// The task that lists, or that has failed.
     pub task: Option<ListingTask>,
     /// Valkey lost the queue, and the bucket is being listed again.
     pub is_repeated: bool,
-    /// Why it failed, and how far it had got.
+    /// Why the listing failed, and how far it had got.
     problem: Option<(Obstacle, Listing)>,
     backoff: Backoff,
-    /// How often the queue was lost. A listing that succeeds makes no difference: the next loss may follow it.
+    /// How often the queue was lost. A successful listing does not reset this: the next loss may follow it.
     losses: Backoff,
 }
 
 impl ListingProgress {
-    /// The queue must be opened again, and says then how far it is listed.
+    /// Stops the listing, because the queue must be opened again; the queue then says how far it is listed.
     pub fn stop(&mut self) {
         self.is_complete = false;
         self.task = None;
     }
 
-    /// The queue was lost. A server that keeps losing it, because it evicts keys, must not be listed into without end.
+    /// Notes that the queue was lost. A server that keeps losing it, because it evicts keys, must not cause endless
+    /// listings.
     pub fn queue_lost(&mut self, now: Instant) {
         self.losses.failed(now);
     }
 
-    /// The listing failed at this point.
+    /// Notes that the listing failed at this point.
     pub fn failed(&mut self, why: Obstacle, at: Listing, now: Instant) {
         self.backoff.failed(now);
         self.problem = Some((why, at));
     }
 
-    /// The bucket is listed to its end.
+    /// Notes that the bucket has been listed to its end.
     pub fn succeeded(&mut self) {
         self.backoff.reset();
         self.is_repeated = false;
     }
 
-    /// How long the next try still waits; `None` if it does not.
+    /// How much longer the next attempt waits; `None` if it does not.
     pub fn waits(&self, now: Instant) -> Option<Duration> {
         self.backoff.left(now).max(self.losses.left(now))
     }
 
-    /// Why the listing makes no progress. Once it is past the point where it failed, it makes some.
+    /// Why the listing makes no progress. A listing past the point of failure makes progress again.
     pub fn problem(&mut self, at: &Listing) -> Option<Obstacle> {
         if self.problem.as_ref().is_some_and(|(_, failed_at)| failed_at != at) {
             self.problem = None;

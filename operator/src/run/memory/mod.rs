@@ -1,5 +1,5 @@
-//! What the operator remembers of a run between passes. All of it can be lost at any moment: a restarted operator finds
-//! out again what it needs.
+//! The operator's memory of a run between passes. All of it can be lost at any moment: a restarted operator finds out
+//! again what it needs.
 
 mod backoff;
 mod canaries;
@@ -33,7 +33,7 @@ pub use failures::{Failures, RECENT_MAX};
 pub use listing::ListingProgress;
 pub use pods::PodsMemory;
 
-/// What is remembered of a run.
+/// The operator's memory of one run.
 #[derive(Default)]
 pub struct Memory {
     /// The Pipeline, once it is stored.
@@ -42,9 +42,9 @@ pub struct Memory {
     pub run_id: Option<RunId>,
     /// The queue, while it is open.
     pub queue: Option<RunQueue>,
-    /// The workers' Valkey user, and when it was last seen.
+    /// The workers' Valkey user, and when it was last checked.
     pub user: Option<(WorkerUser, Instant)>,
-    /// Why the run may not use its keys, if it may not: no file is started, what is under way is settled.
+    /// Why the run may not use its keys, if that is so: no file is started, and files that are under way are settled.
     pub withheld: Option<Obstacle>,
     /// The listing of the bucket.
     pub listing: ListingProgress,
@@ -52,54 +52,54 @@ pub struct Memory {
     pub creation: Creation,
     /// The pods.
     pub pods: PodsMemory,
-    /// Those that process many files.
+    /// Pods that process many files.
     pub warm: WarmMemory,
-    /// Files that failed for good.
+    /// Files that failed permanently.
     pub failures: Failures,
-    /// What was logged about files.
+    /// Decisions about files that were logged.
     pub decisions: Decisions,
-    /// Whether what the run depends on works.
+    /// The breakers of the run's dependencies.
     pub breakers: Breakers,
-    /// The same, as it is counted in metrics.
+    /// Open breakers, as counted in metrics.
     pub open_breakers: OpenBreakers,
-    /// Objects by which pods tell a storage that is down from an object that fails.
+    /// Objects that tell pods whether a storage is down or an object fails.
     pub canaries: Canaries,
     /// Nodes on which pods never come up.
     pub nodes: Nodes,
     /// When the listing last waited because Valkey is full.
     pub queue_full: Option<Instant>,
-    /// The Job as it was created, until the watch shows it.
+    /// The created Job, until the watch shows it.
     pub job: Option<(Arc<Job>, Instant)>,
-    /// The Job's status that was written last.
+    /// The last write of the Job's status.
     pub job_write: Option<JobWrite>,
-    /// The status that was written last, and when.
+    /// The last written status, and when it was written.
     pub published: Option<(PipelineRunStatus, Instant)>,
-    /// The obstacle that was reported last.
+    /// The last reported obstacle.
     pub obstacle: Option<Obstacle>,
-    /// Passes that have failed, one after the other.
+    /// How many passes have failed in a row.
     pub failed_passes: u32,
-    /// Since when the run is being deleted.
+    /// When the deletion of the run was first noticed.
     pub deleting: Option<Instant>,
 }
 
 impl Memory {
-    /// The queue must be opened again: it was lost, closed, or started over.
+    /// Forgets the queue, which must be opened again: it was lost, closed, or started over.
     pub fn forget_queue(&mut self) {
         self.queue = None;
-        // Its Secret holds the epoch of the queue.
+        // The user's Secret holds the epoch of the queue.
         self.user = None;
         self.listing.stop();
         self.pods.last_scan = None;
         self.pods.served.clear();
     }
 
-    /// The queue was lost.
+    /// Notes that the queue was lost.
     pub fn queue_lost(&mut self, now: Instant) {
         self.listing.queue_lost(now);
         self.forget_queue();
     }
 
-    /// Valkey has forgotten what became of all files.
+    /// Notes that Valkey has forgotten the outcomes of all files.
     pub fn outcomes_lost(&mut self) {
         self.listing.is_repeated = true;
         self.failures.lost();

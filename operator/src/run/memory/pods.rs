@@ -1,4 +1,4 @@
-//! What became of pods: settled, removed, kept for their logs, dismissed, or gone before their file was settled.
+//! The fates of pods: settled, removed, kept for their logs, dismissed, or gone before their file was settled.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,21 +10,21 @@ use queue::EntryId;
 
 use crate::pods::WorkerPod;
 
-/// What is remembered of a run's pods.
+/// The operator's memory of a run's pods.
 #[derive(Default)]
 pub struct PodsMemory {
-    /// Pods whose attempt is settled, with the entry of their file, if they had one.
+    /// Pods whose attempt is settled, each with the entry of its file, if it had one.
     pub settled: HashMap<String, Option<EntryId>>,
-    /// Pods that were given a file, so that it is in their inbox.
+    /// Pods that were given a file, which is now in their inbox.
     pub served: HashSet<String>,
-    /// Pods that did not start in time, so that their file was taken back.
+    /// Pods that did not start in time, so their file was taken back.
     pub late: HashSet<String>,
     /// Pods that were deleted and that the watch still shows.
     pub removed: HashSet<String>,
     /// Pods that are gone and whose files are not settled yet.
     pub gone: BTreeMap<String, Arc<WorkerPod>>,
-    /// Pods that were removed because no file may be started, or fewer at once: a file that one of them claimed meanwhile was
-    /// not tried.
+    /// Pods that were removed because no file may be started, or fewer at once. A file that such a pod claimed
+    /// meanwhile was not tried.
     pub dismissed: HashSet<String>,
     /// When all claims were last compared with all pods.
     pub last_scan: Option<Instant>,
@@ -32,7 +32,7 @@ pub struct PodsMemory {
 }
 
 impl PodsMemory {
-    /// Whether nothing more is expected of a pod.
+    /// Whether the pod needs no further attention.
     pub fn is_done(&self, pod: &str) -> bool {
         self.settled.contains_key(pod) || self.removed.contains(pod)
     }

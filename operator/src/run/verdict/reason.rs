@@ -1,4 +1,4 @@
-//! Why an attempt failed, in words for people.
+//! The reasons of failed attempts, in words for people.
 
 use protocol::Exit;
 use protocol::container::{CLAIMER, PUBLISHER, WORKER};
@@ -7,7 +7,7 @@ use queue::REASON_BYTES_MAX;
 use super::{Cause, ended_from_outside};
 use crate::pods::{Failed, WorkerPod, is_start_error};
 
-/// One text that says who failed, how, and what was said last.
+/// One text that says who failed and how, with the end of its last output.
 pub fn of(pod: &WorkerPod, failed: &Failed, cause: Cause) -> String {
     let Failed { container, exit_code, reason, message, .. } = failed;
     let (mut message, name) = (message.trim(), container.as_deref().unwrap_or("the pod"));
@@ -19,7 +19,8 @@ pub fn of(pod: &WorkerPod, failed: &Failed, cause: Cause) -> String {
             }
             None => format!("PodDeleted: the pod was deleted while {name} ran"),
         },
-        // Ours say why themselves. Killed, they have left no message: then it is the end of their log.
+        // Our own containers report the reason themselves. If killed, they leave no message, and this is the end of
+        // their log.
         (Some(CLAIMER | PUBLISHER | WORKER), Some(exit)) if message.is_empty() => {
             return exit.as_ref().to_owned();
         }
@@ -45,7 +46,7 @@ pub fn of(pod: &WorkerPod, failed: &Failed, cause: Cause) -> String {
     with_end_of(&what, message)
 }
 
-/// Both texts, of the second as much as fits: what was said last says most.
+/// Both texts; of the second, as much of its end as fits, because the last output is the most informative.
 pub(super) fn with_end_of(what: &str, message: &str) -> String {
     if message.is_empty() {
         return what.to_owned();

@@ -1,4 +1,4 @@
-//! Who is to blame for a file whose worker, which goes on, says that it failed. The same rules as for a pod that ended.
+//! Judges a file whose running worker reports that it failed, by the same rules as for a pod that ended.
 
 use std::time::Instant;
 
@@ -10,19 +10,19 @@ use super::{Cause, Judgement, Known, of_claimer, of_publisher, timed_out};
 use crate::run::build::snapshot::Snapshot;
 use crate::run::limits::Limits;
 
-/// What decides beside the report.
+/// The inputs of a judgement besides the report.
 pub struct Rules<'a> {
-    /// What the run allows.
+    /// The run's limits.
     pub limits: &'a Limits,
-    /// Its Pipeline.
+    /// The run's Pipeline.
     pub snapshot: &'a Snapshot,
-    /// What is known of the storage.
+    /// The operator's knowledge about the storage.
     pub known: Known,
-    /// Now.
+    /// The current time.
     pub now: Instant,
 }
 
-/// The judgement about a file by what its worker says; `None` while it still works on it.
+/// The judgement about a file by its worker's report; `None` while the worker still processes it.
 pub fn of_report(reported: &Reported, rules: &Rules<'_>) -> Option<Judgement> {
     let judged = |verdict, cause| judgement(reported, verdict, cause, rules.now);
     let Some(FileState { state, .. }) = FileState::parse(&reported.report) else {
@@ -66,7 +66,7 @@ fn of_filter(failed: &FilterFailure, rules: &Rules<'_>) -> (Verdict, Cause) {
         let failure = Failure::new(&with_end_of(what, text.trim()), exit_code);
         (Verdict::Disrupted(Disruption { failure, counts: true }), Cause::Pod)
     };
-    // Kubernetes ends every process of a pod that goes.
+    // When a pod is removed, Kubernetes ends all of its processes.
     if *after_term {
         return disrupted(&format!("PodDeleted: the pod was being ended while {filter} ran"));
     }

@@ -33,7 +33,7 @@ fn of_added_container() -> WorkerPod {
     pod
 }
 
-/// A filter whose command our shim runs.
+/// A pod whose failed filter ran behind our shim.
 fn behind_shim(exit_code: u8) -> WorkerPod {
     let mut pod = failed(Some("detect"), Some(exit_code.into()), "Error", "cannot execute `/detect`");
     if let Stage::Failed(failed) = &mut pod.stage {
@@ -150,7 +150,7 @@ fn a_file_is_charged_only_when_its_own_processing_failed() {
     }
 }
 
-/// One line per exit code: what it means from the claimer, and what from the publisher.
+/// One line per exit code: its meaning from the claimer, and from the publisher.
 #[test]
 fn every_exit_code_of_ours_has_a_cause() {
     use Cause::{File, Pod, Unclaimed, Worker};
@@ -201,7 +201,7 @@ fn a_storage_disruption_counts_if_the_same_operation_of_another_pod_succeeded_me
     let with = |last_fetch, last_publish| {
         counts(&of(&pod, &[], &Known { last_fetch, last_publish }).expect("it has ended"))
     };
-    // The fetch began a second before its end was seen.
+    // The fetch began a second before its end was noticed.
     assert!(with(Some(pod.since - SECOND / 2), None));
     assert!(!with(Some(pod.since - SECOND * 2), None), "the storage may have gone down since");
     assert!(!with(None, Some(pod.since)), "the sink is another storage");
@@ -228,7 +228,7 @@ fn the_entry_of_the_report_is_settled() {
     assert_eq!(of_vanished(&lost).entry, Some("7-1".to_owned().into()));
 }
 
-/// A node that is drained ends its pods.
+/// A drain ends the pods of a node.
 #[test]
 fn a_filter_that_failed_before_its_pod_was_deleted_is_to_blame() {
     let mut pod = deleted(filter(15, "Error"));
@@ -263,7 +263,7 @@ fn pods_that_are_gone_stuck_or_unprepared_are_disruptions_and_slow_filters_are_n
     assert_eq!(of(&pod, &[], &Known::default()), None, "it has not ended");
 }
 
-/// Uploads go on while filters work on the next file.
+/// Uploads continue while filters work on the next file.
 #[test]
 fn of_the_files_of_a_pod_only_the_one_that_its_filters_worked_on_gets_their_verdict() {
     let held = |begun, pod: &WorkerPod| of_held(begun, 1, "p", &judge(pod));
@@ -310,7 +310,7 @@ fn of_the_files_of_a_pod_only_the_one_that_its_filters_worked_on_gets_their_verd
     assert_eq!(of_held(publishing, 1, "p", &dismissed), Verdict::Released);
 }
 
-/// The pod as a whole used more than its limit. Which file filled it is known only if there was one.
+/// The whole pod exceeded its limit. Only if there was one file is it known which file filled the storage.
 #[test]
 fn a_pod_that_exceeds_its_own_storage_charges_its_file_only_if_it_had_one() {
     let mut pod = whole("Evicted");
@@ -324,7 +324,8 @@ fn a_pod_that_exceeds_its_own_storage_charges_its_file_only_if_it_had_one() {
     assert_eq!(of_held(None, 1, "p", &judge(&pod)), Verdict::Released);
 }
 
-/// A pod is given its file when it gets a node: its start, with all the images that are pulled, is not the file's doing.
+/// A pod is given its file when it gets a node: the file is not responsible for the pod's start, including image
+/// pulls.
 #[test]
 fn neither_the_start_of_a_pod_nor_waiting_for_storage_is_processing_time() {
     let instant = Instant::now();
