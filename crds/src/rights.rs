@@ -76,16 +76,16 @@ pub const PEOPLE: &[Role] = &[
         name: "openfilter-view",
         place: Place::AddedTo("view"),
         account: "",
-        why: "Whoever may view a namespace may view its runs.",
+        why: "Everyone who may view a namespace may view its runs.",
         rights: &[
             Right::to(GROUP, "pipelines", READ, "see what can be run"),
-            Right::to(GROUP, "pipelineruns", READ, "see how runs get on"),
+            Right::to(GROUP, "pipelineruns", READ, "see the progress of runs"),
             Right::to(GROUP, "referencegrants", READ, "see what other namespaces may use"),
             Right::to(
                 GROUP,
                 "pipelinepolicies",
                 READ,
-                "see what is demanded; only with a cluster-wide binding",
+                "see which policies apply; only with a cluster-wide binding",
             ),
         ],
     },
@@ -93,7 +93,7 @@ pub const PEOPLE: &[Role] = &[
         name: "openfilter-edit",
         place: Place::AddedTo("edit"),
         account: "",
-        why: "Whoever may edit a namespace may run Pipelines in it.",
+        why: "Everyone who may edit a namespace may run Pipelines in it.",
         rights: &[
             Right::to(GROUP, "pipelines", WRITE, "write Pipelines"),
             Right::to(GROUP, "pipelineruns", WRITE, "start, pause and delete runs"),
@@ -103,12 +103,7 @@ pub const PEOPLE: &[Role] = &[
         name: "openfilter-admin",
         place: Place::AddedTo("admin"),
         account: "",
-        why: "A grant opens a Secret or a Pipeline to another namespace: that is for the owner of the namespace to decide.",
-        rights: &[Right::to(
-            GROUP,
-            "referencegrants",
-            WRITE,
-            "let other namespaces use something of this one",
-        )],
+        why: "A grant opens a Secret or a Pipeline to another namespace, which is the decision of the namespace's owner.",
+        rights: &[Right::to(GROUP, "referencegrants", WRITE, "let other namespaces use objects of this one")],
     },
 ];

@@ -1,4 +1,4 @@
-//! The settings: flags with equal environment variables, parsed into values that need no second check.
+//! The settings: flags with equivalent environment variables, parsed into values that need no further check.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,19 +11,20 @@ use queue::Server;
 
 use crate::run::RunSettings;
 
-/// Runs PipelineRuns: lists the bucket, queues one message per file, creates one Job per run, and accounts for every file.
+/// Executes PipelineRuns: lists the bucket, queues one message per file, creates one Job per run, and accounts for every file.
 ///
-/// Several replicas are safe: one leads, by a Lease, and the others wait. It reads KUBECONFIG, or the service account of its pod.
+/// Several replicas are safe: a Lease selects one leader, and the others wait. The operator connects to the
+/// cluster of KUBECONFIG, or with the service account of its pod.
 #[derive(Parser, Debug)]
 #[command(name = "operator", version)]
 pub struct Args {
-    /// Valkey: redis://host:port, or with TLS rediss://host:port
+    /// URL of Valkey: redis://host:port, or rediss://host:port with TLS
     #[arg(long, env = "VALKEY_URL", help_heading = "Valkey")]
     valkey_url: String,
-    /// User of the operator, who may also manage users; the server's default user when left out
+    /// Valkey user of the operator, which must be allowed to manage users; if omitted, the server's default user
     #[arg(long, env = "VALKEY_USERNAME", default_value = "", help_heading = "Valkey")]
     valkey_username: String,
-    /// Its password
+    /// Password of the Valkey user
     #[arg(
         long,
         env = "VALKEY_PASSWORD",
@@ -32,20 +33,20 @@ pub struct Args {
         help_heading = "Valkey"
     )]
     valkey_password: String,
-    /// File with the CA of Valkey's certificate, in PEM; the machine's trust store when left out
+    /// File with the CA of Valkey's certificate, in PEM; if omitted, the machine's trust store
     #[arg(long, env = "VALKEY_CA_FILE", help_heading = "Valkey")]
     valkey_ca_file: Option<PathBuf>,
-    /// How long a reply of Valkey may take
+    /// How long Valkey may take to reply
     #[arg(long, env = "VALKEY_TIMEOUT", default_value = "5s", value_parser = duration, help_heading = "Valkey")]
     valkey_timeout: Duration,
-    /// Valkey as worker pods reach it; the same as --valkey-url when left out
+    /// URL at which worker pods reach Valkey; if omitted, the same as --valkey-url
     #[arg(long, env = "WORKER_VALKEY_URL", default_value = "", help_heading = "Valkey")]
     worker_valkey_url: String,
 
-    /// Image of the claimer, which is in every worker pod
+    /// Image of the claimer, which runs in every worker pod
     #[arg(long, env = "CLAIMER_IMAGE", help_heading = "Worker pods")]
     claimer_image: String,
-    /// When it is pulled
+    /// When to pull the claimer's image
     #[arg(
         long,
         env = "CLAIMER_IMAGE_PULL_POLICY",
@@ -56,62 +57,62 @@ pub struct Args {
     /// How long a pod may fail to start (an image that cannot be pulled, a node without a network) before it is replaced
     #[arg(long, env = "START_TIMEOUT", default_value = "5m", value_parser = duration, help_heading = "Worker pods")]
     start_timeout: Duration,
-    /// How many failed pods of a running run are kept for their logs
+    /// How many failed pods to keep for their logs during a run
     #[arg(long, env = "KEEP_FAILED_PODS", default_value_t = 5, help_heading = "Worker pods")]
     keep_failed_pods: usize,
 
-    /// Networks that endpoints may be in although they are link-local, loopback or a metadata service; separated by commas
+    /// Loopback, link-local or metadata networks that endpoints may use anyway; separated by commas
     #[arg(long, env = "ALLOWED_ENDPOINT_NETWORKS", value_delimiter = ',', help_heading = "Storage")]
     allowed_endpoint_networks: Vec<IpNet>,
-    /// Hosts that endpoints may name although they are refused by default (localhost, say); separated by commas
+    /// Hosts that endpoints may use although they are refused by default (for example localhost); separated by commas
     #[arg(long, env = "ALLOWED_ENDPOINT_HOSTS", value_delimiter = ',', help_heading = "Storage")]
     allowed_endpoint_hosts: Vec<String>,
 
-    /// How long the Job of a finished run is kept
+    /// How long to keep the Job of a finished run
     #[arg(long, env = "JOB_RETENTION", default_value = "24h", value_parser = duration, help_heading = "Retention")]
     job_retention: Duration,
-    /// How long dead letters and counters of a finished run are kept in Valkey, and the queue of one whose finalizer was removed by hand
+    /// How long to keep dead letters and counters of a finished run in Valkey, and the queue of a run whose finalizer was removed by hand
     #[arg(long, env = "DETAILS_RETENTION", default_value = "168h", value_parser = duration, help_heading = "Retention")]
     details_retention: Duration,
-    /// How long a finished run is remembered after its PipelineRun was last seen, so that it is not executed again
+    /// How long to remember a finished run after its PipelineRun was last seen, so that it is not executed again
     #[arg(long, env = "LEDGER_RETENTION", default_value = "2160h", value_parser = duration, help_heading = "Retention")]
     ledger_retention: Duration,
-    /// How many outcomes of files are kept in Valkey for each run, the newest ones, for programs that read them
+    /// How many of the newest file outcomes to keep in Valkey for each run, for programs that read them
     #[arg(long, env = "KEEP_RESULTS", default_value_t = 0, help_heading = "Retention")]
     keep_results: u32,
 
-    /// Namespaces to work in, separated by commas; all when left out
+    /// Namespaces to work in, separated by commas; if omitted, all
     #[arg(long, env = "NAMESPACES", value_delimiter = ',', help_heading = "Operation")]
     namespaces: Vec<String>,
-    /// How many runs are worked on at the same instant
+    /// How many runs the operator works on at the same time
     #[arg(long, env = "CONCURRENCY", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Operation")]
     concurrency: u16,
-    /// How many listings ask for a page of their bucket or queue one at the same instant; the others wait for their turn
+    /// How many listings may fetch or queue a page at the same time; the others wait for their turn
     // Valkey queues about a hundred pages a second: with eight, a call waits for at most seven others, far less than its timeout.
     #[arg(long, env = "MAX_LISTINGS", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Operation")]
     max_listings: u16,
-    /// How many files a run may have before it is stopped (TooManyFiles), as a safety net against a wrong prefix; 0 for any number
+    /// How many files a run may have before it is stopped (TooManyFiles), as a safety net against a wrong prefix; 0 means no limit
     #[arg(long, env = "MAX_FILES", default_value_t = 0, help_heading = "Operation")]
     max_files: u64,
-    /// How many files of a run may wait in Valkey: the listing pauses beyond it, and goes on below half of it
-    // About 30 MiB of Valkey's memory for one run, and enough files to keep thousands of pods busy meanwhile. With fewer than a
-    // hundred, pods would wait for the listing.
+    /// How many files of a run may wait in Valkey: the listing pauses above this number, and continues below half of it
+    // The default takes about 30 MiB of Valkey's memory for one run, and keeps thousands of pods busy during the pause. With fewer
+    // than a hundred, pods would wait for the listing.
     #[arg(long, env = "QUEUE_HIGH_WATER", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(100..), help_heading = "Operation")]
     queue_high_water: u64,
     /// How many dead letters a run may have before it is stopped (TooManyFailures)
-    // With reasons of half a kilobyte they must fit into the Valkey that ships.
+    // With reasons of half a kilobyte each, they must fit into the Valkey that is deployed by default.
     #[arg(long, env = "MAX_DEAD_LETTERS", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Operation")]
     max_dead_letters: u64,
-    /// How many disruptions in a row (a drained node, say) cost a file nothing; the next one is charged as an attempt
+    /// How many disruptions in a row (for example, drained nodes) are not charged to a file; the next one counts as an attempt
     #[arg(long, env = "MAX_DISRUPTIONS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Worker pods")]
     max_disruptions: u32,
     /// Whether a Lease decides which replica works
     #[arg(long, env = "LEADER_ELECTION", default_value_t = true, action = clap::ArgAction::Set, help_heading = "Operation")]
     leader_election: bool,
-    /// Namespace of the operator: of its Lease, and of its notes about what is still to be cleaned up
+    /// Namespace of the operator, for its Lease and its notes about pending cleanup
     #[arg(long, env = "POD_NAMESPACE", default_value = "openfilter-system", help_heading = "Operation")]
     operator_namespace: String,
-    /// Name of this replica, in the Lease and in events; host name and process when left out
+    /// Name of this replica in the Lease and in events; if omitted, host name and process id
     #[arg(long, env = "POD_NAME", default_value = "", help_heading = "Operation")]
     identity: String,
     /// Address of /livez, /readyz and /metrics
@@ -120,7 +121,7 @@ pub struct Args {
     /// Format of the log
     #[arg(long, env = "LOG_FORMAT", default_value = "text", help_heading = "Operation")]
     log_format: LogFormat,
-    /// What is logged: a level, or levels by module (info,operator=debug)
+    /// What to log: a level, or levels by module (info,operator=debug)
     #[arg(long, env = "LOG", default_value = "info", help_heading = "Operation")]
     log: String,
 }
@@ -149,25 +150,25 @@ pub enum PullPolicy {
 pub struct Settings {
     /// Valkey, for the operator.
     pub valkey: Server,
-    /// What is passed on to worker pods.
+    /// Settings of worker pods.
     pub worker: WorkerSettings,
     /// How long a container may fail to start.
     pub start_timeout: Duration,
-    /// Failed pods that are kept while their run is running.
+    /// Failed pods to keep during their run.
     pub keep_failed_pods: usize,
-    /// What holds for every run.
+    /// Settings of every run.
     pub runs: RunSettings,
-    /// Networks that endpoints may be in.
+    /// Networks that endpoints may use although they are refused by default.
     pub allowed_networks: Vec<IpNet>,
-    /// Hosts that endpoints may name.
+    /// Hosts that endpoints may use although they are refused by default.
     pub allowed_hosts: Vec<String>,
     /// How long dead letters and the ledger are kept.
     pub retention: queue::Retention,
     /// Namespaces to work in; all when empty.
     pub namespaces: Vec<String>,
-    /// Runs that are worked on at the same instant.
+    /// Runs to work on at the same time.
     pub concurrency: usize,
-    /// Listings that ask for a page or queue one at the same instant.
+    /// Listings that may fetch or queue a page at the same time.
     pub max_listings: usize,
     /// Files of a run that may wait in Valkey.
     pub queue_high_water: u64,
@@ -181,18 +182,18 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// How the log is written.
     pub log_format: LogFormat,
-    /// What is logged.
+    /// What to log.
     pub log: String,
 }
 
-/// What worker pods are made with.
+/// Settings of worker pods.
 #[derive(Clone, Debug)]
 pub struct WorkerSettings {
     /// Image of the claimer.
     pub claimer_image: String,
-    /// When it is pulled.
+    /// When to pull it.
     pub claimer_image_pull_policy: PullPolicy,
-    /// Valkey as pods reach it.
+    /// URL at which pods reach Valkey.
     pub valkey_url: String,
     /// CA of Valkey, in PEM. Not a secret.
     pub valkey_ca: Option<String>,
@@ -264,7 +265,7 @@ fn filled(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// Two replicas must never have one name: both would lead.
+/// Two replicas must never have the same name: both would lead.
 fn own_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}-{}", host.trim(), std::process::id())

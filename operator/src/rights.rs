@@ -1,4 +1,5 @@
-//! The operator's rights in Kubernetes: exactly the calls that it makes. `make gen` generates RBAC from them.
+//! The operator's Kubernetes permissions: every call that it makes, and nothing else. `make gen` generates RBAC
+//! from them.
 
 use crds::rights::{GROUP, Place, Right, Role};
 
@@ -15,12 +16,12 @@ pub const ROLES: &[Role] = &[
         account: ACCOUNT,
         why: "What the operator does in the namespaces of users.",
         rights: &[
-            Right::to(GROUP, "pipelines", &["list", "watch"], "follow what runs refer to"),
+            Right::to(GROUP, "pipelines", &["list", "watch"], "follow the Pipelines that runs refer to"),
             Right::to(
                 GROUP,
                 "pipelines/status",
                 &["update"],
-                "say whether a Pipeline is valid and has its keys",
+                "report whether a Pipeline is valid and has its credentials",
             ),
             Right::to(GROUP, "referencegrants", &["list", "watch"], "know which references are permitted"),
             Right::to(
@@ -29,12 +30,12 @@ pub const ROLES: &[Role] = &[
                 &["get", "list", "watch", "patch"],
                 "follow runs, and set and remove their finalizer",
             ),
-            Right::to(GROUP, "pipelineruns/status", &["update"], "say how a run gets on"),
+            Right::to(GROUP, "pipelineruns/status", &["update"], "report the progress of a run"),
             Right::to(
                 GROUP,
                 "pipelineruns/finalizers",
                 &["update"],
-                "own Job, Secrets and snapshot with blockOwnerDeletion, where the cluster asks for this right",
+                "make runs own their Job, Secrets and snapshot with blockOwnerDeletion, where the cluster requires this right",
             ),
             Right::to(
                 "batch",
@@ -46,13 +47,13 @@ pub const ROLES: &[Role] = &[
                 "batch",
                 "jobs/status",
                 &["patch"],
-                "the operator manages its Jobs (managedBy), so it counts",
+                "write their counts: the operator manages its Jobs itself (managedBy)",
             ),
             Right::to(
                 "batch",
                 "jobs/finalizers",
                 &["update"],
-                "own pods with blockOwnerDeletion, where the cluster asks for this right",
+                "make Jobs own their pods with blockOwnerDeletion, where the cluster requires this right",
             ),
             Right::to(
                 "",
@@ -70,24 +71,30 @@ pub const ROLES: &[Role] = &[
                 "",
                 "secrets",
                 &["get", "create", "patch", "delete"],
-                "read keys of buckets by name; make and remove the Secrets of a run's workers. Never listed or watched",
+                "read credentials of buckets by name; create and remove the Secrets of a run's workers. Never listed or watched",
             ),
-            Right::to("events.k8s.io", "events", &["create", "patch"], "tell people what happened"),
+            Right::to("events.k8s.io", "events", &["create", "patch"], "report events to users"),
         ],
     },
     Role {
         name: "openfilter-operator",
         place: Place::Own,
         account: ACCOUNT,
-        why: "What the operator keeps for itself.",
+        why: "The operator's own state.",
         rights: &[
-            Right::to("coordination.k8s.io", "leases", &["create"], "found the election of a leader"),
-            Right::to("coordination.k8s.io", "leases", &["get", "update"], "take part in it").named(&[LEASE]),
+            Right::to("coordination.k8s.io", "leases", &["create"], "start the leader election"),
+            Right::to(
+                "coordination.k8s.io",
+                "leases",
+                &["get", "update"],
+                "take part in the leader election",
+            )
+            .named(&[LEASE]),
             Right::to(
                 "",
                 "configmaps",
                 &["get", "create", "patch"],
-                "note what is still to be removed from Valkey",
+                "record what must still be removed from Valkey",
             )
             .named(&[NOTES]),
         ],

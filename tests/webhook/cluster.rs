@@ -1,4 +1,4 @@
-//! The real API server asks the real program, and users read the answers.
+//! Tests of the real program behind a real API server, with the answers as users read them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,10 +17,10 @@ use tests::rule_cases::{Case, cases};
 
 use crate::on_cluster::{Cluster, WAIT};
 
-/// Creates that compete at one moment: enough to meet, and so few that the API server does not give up on any of them, on a machine
-/// that is busy.
+/// The number of concurrent creates: enough that they compete, and few enough that the API server does not time out on a busy
+/// machine.
 const AT_ONCE: usize = 100;
-/// What the webhook says to all but one of those that want the same runId.
+/// Part of the webhook's answer to all but one of the creates with the same runId.
 const TAKEN: &str = "belongs to PipelineRun";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -31,11 +31,11 @@ async fn a_commit_is_dry_run_first_and_applied_in_an_unlucky_order() {
     cluster.route_to(&replica).await;
     let (recipe, run) = (cluster.placed(pipeline(), "thumbnails"), cluster.run("monday"));
 
-    // As Flux does: everything on trial before anything is applied.
+    // Flux dry-runs everything before it applies anything.
     for object in [&run, &recipe] {
         cluster.create(object, true).await.unwrap();
     }
-    // As Argo CD may: the run before its Pipeline, the Pipeline before its Secret.
+    // Argo CD may apply the run before its Pipeline, and the Pipeline before its Secret.
     cluster.create(&run, false).await.unwrap();
     let refused = cluster.create(&recipe, false).await.unwrap_err();
     assert!(refused.contains("camera-keys\" does not exist"), "{refused}");
@@ -43,7 +43,7 @@ async fn a_commit_is_dry_run_first_and_applied_in_an_unlucky_order() {
     cluster.create(&recipe, false).await.unwrap();
 
     let bad = with(cluster.run("tuesday"), "/spec/source/prefix", json!("2025/"));
-    // On trial it is a warning: another prefix of the Pipeline could be in the same commit.
+    // On a dry run this is only a warning: the same commit could contain another prefix for the Pipeline.
     cluster.create(&bad, true).await.unwrap();
     let refused = cluster.create(&bad, false).await.unwrap_err();
     assert!(refused.contains("[run-prefix]"), "{refused}");
@@ -83,7 +83,7 @@ async fn policies_are_effective_on_all_replicas_within_a_second_and_have_a_statu
             cluster.until_refused(&cluster.run("monday"), &message).await;
             times.push(changed.elapsed());
         }
-        // A machine that is busy may be late now and then.
+        // A busy machine may be late now and then.
         times.sort();
         assert!(times[2] < Duration::from_secs(1), "replica {number} needed {times:?}");
     }
@@ -100,7 +100,7 @@ async fn policies_are_effective_on_all_replicas_within_a_second_and_have_a_statu
     api.delete(&cluster.namespace.name, &Default::default()).await.unwrap();
 }
 
-/// As after going back from a version whose policies could say more.
+/// This happens after a rollback from a version whose policies had more values.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn a_policy_that_cannot_be_read_says_so_in_its_status() {
@@ -145,7 +145,7 @@ async fn of_a_thousand_concurrent_creates_of_one_run_id_one_is_stored() {
         .await
         .into_iter()
         .partition(Result::is_ok);
-    // One that is refused for another reason, a timeout say, did not compete.
+    // A create that is refused for another reason, for example a timeout, did not compete.
     let other =
         refused.iter().filter_map(|refused| refused.as_ref().err()).find(|text| !text.contains(TAKEN));
     assert_eq!(other, None, "{} are created", created.len());
@@ -172,7 +172,7 @@ async fn with_the_webhook_down_nothing_is_stored_and_with_it_back_everything_wor
     cluster.testbed.eventually("runs are stored again", WAIT, works).await.unwrap();
 }
 
-/// Every rule, as the user meets it: with kubectl, and with everything else that the API server checks before and after.
+/// Tests every rule as users meet it: with kubectl, and with all other checks of the API server before and after.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn every_rule_refuses_its_mistake_and_kubectl_shows_why() {
@@ -198,7 +198,7 @@ async fn every_rule_refuses_its_mistake_and_kubectl_shows_why() {
     ));
 }
 
-/// What kubectl prints about mistakes.
+/// The output of kubectl for mistakes.
 #[derive(Default)]
 struct Answers {
     text: String,
@@ -214,10 +214,10 @@ impl Answers {
         stored: &[&str],
     ) {
         let kind = object()["kind"].as_str().unwrap().to_owned();
-        // Not `apply`, which replaces what is missing by what is stored.
+        // Not `apply`, which fills in missing fields from the stored object.
         let verb = if stored.contains(&kind.as_str()) { "replace" } else { "create" };
         let mistake = with(object(), pointer, bad);
-        // Not as a dry run, on which violations that depend on stored objects are only warnings.
+        // Not a dry run, because there violations that depend on stored objects are only warnings.
         let (admitted, answer) = cluster.kubectl(&[verb, "-f", "-"], &mistake);
         assert!(!admitted, "{rule}: {pointer} was admitted: {answer}");
         let dry_run = "--dry-run=server";
@@ -235,26 +235,26 @@ impl Answers {
 
         let apply = ["apply", "--server-side", "--force-conflicts", dry_run, "-f", "-"];
         let (admitted, answer) = cluster.kubectl(&apply, &mistake);
-        // Shown only where it differs: the API server checks types itself.
+        // Included only where it differs, because the API server checks types itself.
         if !admitted && words_of_the_webhook(&answer) != words {
             writeln!(self.text, "with --server-side: {}", sorted(&answer)).unwrap();
         }
     }
 }
 
-/// What follows kubectl's own introduction.
+/// The part of the answer after kubectl's own introduction.
 fn words_of_the_webhook(answer: &str) -> Option<&str> {
     answer.split_once("denied the request: ").map(|(_, words)| words.trim_end())
 }
 
-/// The API server lists the violations of its own rules in any order.
+/// Sorts the violations of the API server's own rules, which it lists in any order.
 fn sorted(answer: &str) -> String {
     let mut lines: Vec<&str> = answer.trim_end().lines().collect();
     lines.sort_by_key(|line| line.starts_with("* ").then_some(*line));
     lines.join("\n")
 }
 
-/// The ready-made policies and their equivalents inside the API server, in the namespaces that their examples name.
+/// Tests the ready-made policies and their equivalents inside the API server, in the namespaces that their examples name.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
@@ -279,13 +279,13 @@ async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
                 .iter()
                 .map(|object| &object["metadata"]["namespace"])
                 .map(|name| json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } }));
-            // The ones with labels last: they are the ones that count.
+            // Namespaces with labels come last, so that their labels take effect.
             named.chain(namespaces).filter(|object| object["metadata"]["name"] != "default").for_each(
                 |namespace| {
                     cluster.apply(&namespace);
                 },
             );
-            // What the policy is not about is there for what it is about: the Pipeline of a run, say.
+            // Objects that the policy does not apply to are needed by those that it does, for example the Pipeline of a run.
             let (judged, others): (Vec<Value>, Vec<Value>) =
                 objects.into_iter().partition(|object| targets.as_array().unwrap().contains(&object["kind"]));
             others.iter().for_each(|object| cluster.apply(object));
@@ -323,7 +323,7 @@ async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
                     .kubectl(&["delete", kind, policy["metadata"]["name"].as_str().unwrap()], &Value::Null);
                 assert!(gone.0, "{}", gone.1);
             }
-            // What examples stand on; the next ones have others of the same names.
+            // Removes the objects that the examples need: the next examples have others of the same names.
             cluster.kubectl(&["delete", "pipelines", "--all", "--all-namespaces"], &Value::Null);
             let forgotten = async || Ok(cluster.create_for_real(&rejected[0]).await?.ok());
             cluster

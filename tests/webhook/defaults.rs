@@ -1,4 +1,4 @@
-//! Defaults: as few changes as possible, and none the second time.
+//! Tests of defaults: they change as little as possible, and nothing the second time.
 
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use tests::examples::{grant, pipeline, policy, run, with};
 
 use crate::harness::{Webhook, path, review, update};
 
-/// What the mutating endpoint does to an object: the patch, and the object with it.
+/// Sends a review to the mutating endpoint; returns the patch and the patched object.
 async fn mutated(webhook: &Webhook, review: &Value) -> (Vec<Value>, Value) {
     let object = review["request"]["object"].clone();
     let answer = webhook.client().ask(&path("mutate", &object), review).await;
@@ -44,7 +44,7 @@ async fn defaulting_twice_changes_nothing_the_second_time() {
 async fn a_patch_holds_what_is_filled_in_and_nothing_else() {
     let webhook = Webhook::start();
     webhook.policy(&timeouts());
-    // As the API server sends it: the schema's own defaults are there already.
+    // The API server sends objects with the schema's defaults already filled in.
     let object = crds::rules::default(
         crds::rules::Kind::PipelineRun,
         &with(run(), "/spec/execution", json!({ "maxAttempts": 5 })),
@@ -63,10 +63,10 @@ async fn a_stored_run_gets_no_default_that_it_did_not_have() {
     webhook.policy(&timeouts());
     let paused = with(stored.clone(), "/spec/suspend", json!(true));
     assert_eq!(mutated(&webhook, &update(&stored, &paused)).await.0, Vec::<Value>::new());
-    // Applied again from a file without the default: as it was, so that nothing immutable changes.
+    // If a file without the default is applied again, the stored value returns, so that nothing immutable changes.
     let with_default = with(stored.clone(), "/spec/execution/timeout", json!("2h"));
     assert_eq!(mutated(&webhook, &update(&with_default, &stored)).await.1, with_default);
-    // Also when the default is another one by now.
+    // This also holds if the default has changed since.
     let older = with(stored.clone(), "/spec/execution/timeout", json!("5h"));
     assert_eq!(mutated(&webhook, &update(&older, &stored)).await.1, older);
 }
@@ -87,6 +87,6 @@ async fn what_is_being_deleted_is_left_alone_unless_its_spec_changes() {
         mutated(&webhook, &update(&going, &changed)).await.1["spec"]["pod"]["serviceAccountName"],
         "worker"
     );
-    // What is created stays, whatever it says of itself.
+    // A new object is not being deleted, even if it carries a deletionTimestamp.
     assert_ne!(mutated(&webhook, &review("CREATE", &going)).await.0, Vec::<Value>::new());
 }

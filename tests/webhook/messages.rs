@@ -1,4 +1,4 @@
-//! What the user reads. Look at the snapshot: would you know what to change?
+//! Tests of the messages that users read. Look at the snapshot: would you know what to change?
 
 use std::fmt::Write as _;
 
@@ -62,7 +62,7 @@ async fn rejections_and_warnings_say_what_to_change() {
     ];
     let mut text = String::new();
     for (title, object) in objects {
-        // As the API server asks: the second step only about what the first one admits.
+        // Like the API server, ask the second step only about objects that the first one admits.
         let (client, question) = (webhook.client(), review("CREATE", &object));
         let first = client.ask(&path("mutate", &object), &question).await;
         let refused = first["allowed"] == false;

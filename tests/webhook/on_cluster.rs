@@ -1,5 +1,5 @@
 //! A real API server that calls the real program. The webhook runs on the host, where the API server reaches it at
-//! 10.87.0.1, and makes its certificate itself: whatever uses this also shows that the API server is told to trust it.
+//! 10.87.0.1, and makes its own certificate: every test that uses this module also shows that the API server trusts it.
 
 use std::fs;
 use std::net::TcpListener;
@@ -19,7 +19,7 @@ use tests::program::{mortal, program};
 pub const HOST: &str = "10.87.0.1";
 pub const WAIT: Duration = Duration::from_secs(300);
 
-/// One replica; it ends when this is dropped.
+/// A replica of the webhook, which is killed on drop.
 pub struct Replica {
     process: Child,
     port: u16,
@@ -37,7 +37,7 @@ pub struct Cluster {
     pub testbed: Testbed,
     pub namespace: Namespace,
     configuration: String,
-    /// What was made with [`Self::apply`] and goes with the cluster, first the last.
+    /// Objects made with [`Self::apply`]. They are removed with the cluster, the last one first.
     made: Mutex<Vec<Vec<String>>>,
 }
 
@@ -77,17 +77,17 @@ impl Cluster {
         replica
     }
 
-    /// Lets the API server call this replica, for objects of the test's namespace and for policies.
+    /// Makes the API server call this replica, for objects of the test's namespace and for policies.
     pub async fn route_to(&self, replica: &Replica) {
         self.route([replica.port; 2], false).await;
     }
 
-    /// As [`Self::route_to`], by these ports: one is asked for defaults, the other whether an object is valid.
+    /// Like [`Self::route_to`], but with two ports: one for defaults, and one for validation.
     pub async fn route_to_ports(&self, ports: [u16; 2]) {
         self.route(ports, false).await;
     }
 
-    /// As [`Self::route_to`], for objects of all namespaces.
+    /// Like [`Self::route_to`], but for objects of all namespaces.
     pub async fn route_everything_to(&self, replica: &Replica) {
         self.route([replica.port; 2], true).await;
     }
@@ -133,20 +133,20 @@ impl Cluster {
                 .await
                 .unwrap();
         }
-        // The replica notices within a minute; a test does not want to wait, so it does what the replica would.
+        // The replica would publish its CA within a minute. To save that time, the test does it instead.
         let secret: Secret =
             Api::namespaced(self.client(), &self.namespace.name).get("openfilter-webhook-tls").await.unwrap();
         let bundle = String::from_utf8(secret.data.unwrap()["ca.crt"].0.clone()).unwrap();
         webhook::tls::bundle::publish(&self.client(), &self.configuration, &bundle).await.unwrap();
-        // The API server has a cache of its own for each configuration: it may not call the replica yet, or without the bundle. The first
-        // step refuses a glob that is none; grants are judged by the second step only.
+        // The API server caches each configuration separately: it may not call the replica yet, or do so without the bundle.
+        // The first step refuses a malformed glob; only the second step checks grants.
         let glob = with(self.run("on-trial"), "/spec/source/include", json!(["[a"]));
         self.until_refused(&glob, "pipelineruns.mutate.filter.plainsight.ai\" denied").await;
         let useless = with(self.placed(grant(), "on-trial"), "/spec/to", json!([{ "kind": "Pipeline" }]));
         self.until_refused(&useless, "referencegrants.validate.filter.plainsight.ai\" denied").await;
     }
 
-    /// Waits until a create of this object is refused with these words.
+    /// Waits until the creation of this object is refused with these words.
     pub async fn until_refused(&self, object: &Value, words: &str) {
         let refused =
             async || Ok(self.create(object, true).await.err().filter(|message| message.contains(words)));
@@ -154,8 +154,8 @@ impl Cluster {
         self.testbed.eventually(&what, WAIT, refused).await.unwrap();
     }
 
-    /// What becomes of a create that is no trial, and is taken back: on trial, what only stored objects speak against is a
-    /// warning.
+    /// Creates the object, not as a dry run, and deletes it again: on a dry run, violations that depend on stored objects are
+    /// only warnings.
     pub async fn create_for_real(&self, object: &Value) -> testbed::Result<Result<(), String>> {
         let created = self.create(object, false).await;
         if let Ok(stored) = &created {
@@ -165,7 +165,7 @@ impl Cluster {
         Ok(created.map(|_stored| ()))
     }
 
-    /// The API for an object, in the namespace that it names.
+    /// The API client for an object, in the namespace that the object names.
     pub fn api(&self, object: &Value) -> Api<DynamicObject> {
         let (version, kind) = (object["apiVersion"].as_str().unwrap(), object["kind"].as_str().unwrap());
         let (group, version) = version.rsplit_once('/').unwrap_or(("", version));
@@ -203,14 +203,14 @@ impl Cluster {
 }
 
 impl Cluster {
-    /// kubectl with this input: whether it succeeded, and all that it printed.
+    /// Runs kubectl with this input; returns whether it succeeded, and its whole output.
     pub fn kubectl(&self, arguments: &[&str], input: &Value) -> (bool, String) {
         let output = self.testbed.run_kubectl(arguments, &input.to_string()).unwrap();
         let text = [output.stderr, output.stdout].map(|text| String::from_utf8(text).unwrap()).concat();
         (output.status.success(), text)
     }
 
-    /// Applies an object as it is; it goes with the cluster.
+    /// Applies an object as it is. It is removed with the cluster.
     pub fn apply(&self, object: &Value) {
         let (applied, text) =
             self.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", "-"], object);
@@ -222,7 +222,7 @@ impl Cluster {
         made.push(vec![kind, name, format!("--namespace={namespace}")]);
     }
 
-    /// Removes what was applied; returns when it is gone.
+    /// Removes the applied objects, and waits until they are gone.
     pub fn remove_applied(&self) {
         for object in self.made.lock().unwrap().drain(..).rev() {
             let object = object.iter().map(String::as_str);
@@ -231,7 +231,7 @@ impl Cluster {
         }
     }
 
-    /// The API server calls nobody any more.
+    /// Makes the API server call no webhook any more.
     pub fn unroute(&self) {
         for kind in ["validatingwebhookconfiguration", "mutatingwebhookconfiguration"] {
             let _ = self.kubectl(&["delete", kind, &self.configuration, "--ignore-not-found"], &Value::Null);

@@ -1,4 +1,4 @@
-//! The command line. Every flag has an environment variable, for Deployments that prefer those.
+//! The command line. Every flag has an environment variable, for Deployments that prefer them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,75 +11,75 @@ use ipnet::IpNet;
 use crate::admit::Settings;
 use crate::server::Limits;
 
-/// The Secret with the certificates that the webhook makes, unless told otherwise. Its rights name it too.
+/// Default name of the Secret with the certificates that the webhook makes. The webhook's rights name it too.
 pub const SECRET: &str = "openfilter-webhook-tls";
-/// The webhook configurations that it looks after, unless told otherwise. Its rights name them too.
+/// Default name of the webhook configurations that the webhook maintains. The webhook's rights name them too.
 pub const CONFIGURATION: &str = "openfilter-webhook";
 
-/// Admission webhook of OpenFilter Pipelines: fills in defaults, refuses what is wrong with a message that says what to
+/// Admission webhook for OpenFilter Pipelines: fills in defaults, refuses invalid objects with a message that says what to
 /// write instead, and enforces PipelinePolicies. Replicas are equal; run as many as you like.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "webhook", version)]
 pub struct Args {
-    /// Where the API server calls (HTTPS).
+    /// Address that the API server calls (HTTPS).
     #[arg(long, env = "WEBHOOK_LISTEN", default_value = "0.0.0.0:8443")]
     pub listen: SocketAddr,
 
-    /// Where the kubelet and Prometheus call (HTTP): /livez, /readyz, /metrics.
+    /// Address that the kubelet and Prometheus call (HTTP): /livez, /readyz, /metrics.
     #[arg(long, env = "WEBHOOK_HEALTH_LISTEN", default_value = "0.0.0.0:8080")]
     pub health_listen: SocketAddr,
 
-    /// Folder with tls.crt and tls.key, for example a mounted Secret of cert-manager; changes are taken up. Without it the
-    /// webhook makes its certificates itself.
+    /// Folder with tls.crt and tls.key, for example a mounted Secret of cert-manager; the webhook picks up changes.
+    /// If omitted, the webhook makes its own certificates.
     #[arg(long, env = "WEBHOOK_CERT_DIR")]
     pub cert_dir: Option<PathBuf>,
 
-    /// Namespace the webhook runs in; its certificates are kept there.
+    /// Namespace that the webhook runs in and keeps its certificates in.
     #[arg(long, env = "POD_NAMESPACE", default_value = "openfilter-system")]
     pub namespace: String,
 
-    /// Service by which the API server calls; the certificate is made for it.
+    /// Service through which the API server calls the webhook; the certificate is issued for its name.
     #[arg(long, env = "WEBHOOK_SERVICE", default_value = "openfilter-webhook")]
     pub service: String,
 
-    /// Further names and addresses for the certificate.
+    /// Additional names and addresses for the certificate.
     #[arg(long = "name", env = "WEBHOOK_NAMES", value_delimiter = ',')]
     pub names: Vec<String>,
 
-    /// Secret that holds the certificates the webhook makes.
+    /// Secret that holds the certificates that the webhook makes.
     #[arg(long, env = "WEBHOOK_CERT_SECRET", default_value = SECRET)]
     pub cert_secret: String,
 
-    /// Name of the Validating- and MutatingWebhookConfiguration whose caBundle is kept up to date.
+    /// Name of the ValidatingWebhookConfiguration and MutatingWebhookConfiguration whose caBundle the webhook keeps up to date.
     #[arg(long, env = "WEBHOOK_CONFIGURATION", default_value = CONFIGURATION)]
     pub configuration: String,
 
-    /// Network that endpoints may be in although it is loopback, link-local or metadata, for example 127.0.0.0/8.
+    /// Loopback, link-local or metadata network that endpoints may use anyway, for example 127.0.0.0/8.
     #[arg(long = "allow-endpoint-network", env = "WEBHOOK_ALLOW_ENDPOINT_NETWORKS", value_delimiter = ',')]
     pub allowed_networks: Vec<IpNet>,
 
-    /// Host that endpoints may name although it is refused by default, for example localhost.
+    /// Host that endpoints may use although it is refused by default, for example localhost.
     #[arg(long = "allow-endpoint-host", env = "WEBHOOK_ALLOW_ENDPOINT_HOSTS", value_delimiter = ',')]
     pub allowed_hosts: Vec<String>,
 
-    /// How long the policies of one request may take; what is not evaluated then is denied.
+    /// How long the policies of one request may take; rules that are not evaluated by then count as broken.
     #[arg(long, env = "WEBHOOK_POLICY_TIMEOUT", default_value = "1s", value_parser = duration)]
     pub policy_timeout: Duration,
 
-    /// How long an answer may take; keep it below timeoutSeconds of the webhook configurations.
+    /// How long an answer may take; keep it below the timeoutSeconds of the webhook configurations.
     #[arg(long, env = "WEBHOOK_ANSWER_TIMEOUT", default_value = "8s", value_parser = duration)]
     pub answer_timeout: Duration,
 
-    /// Requests that are worked on at once; others wait.
+    /// How many requests to handle at once; others wait.
     #[arg(long, env = "WEBHOOK_CONCURRENCY", default_value_t = 128, value_parser = at_least_one)]
     pub concurrency: usize,
 
-    /// How long to keep answering after SIGTERM before connections are closed, so that no request comes to a replica
-    /// that is gone while the cluster still sends some.
+    /// How long to keep answering after SIGTERM before closing connections, because the cluster still sends requests to a
+    /// replica that is about to stop.
     #[arg(long, env = "WEBHOOK_SHUTDOWN_DELAY", default_value = "5s", value_parser = duration)]
     pub shutdown_delay: Duration,
 
-    /// What is logged, for example info or webhook=debug.
+    /// What to log, for example info or webhook=debug.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log: String,
 
@@ -89,7 +89,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// What decides about requests.
+    /// The settings for decisions about requests.
     pub fn settings(&self) -> Settings {
         Settings {
             allowed_networks: self.allowed_networks.clone(),

@@ -78,7 +78,7 @@ pub struct Metrics {
     policies: Family<PolicyLabels, Counter>,
     evaluation: Histogram,
     policy_count: Family<StateLabels, Gauge>,
-    /// Requests that are being answered.
+    /// Requests in progress.
     pub in_flight: Gauge,
     watch: Family<WatchLabels, Seconds>,
     watch_errors: Family<WatchLabels, Counter>,
@@ -127,8 +127,8 @@ impl Metrics {
             requests.clone(),
         );
         registry.register_with_unit("request", "Time to answer a request", Unit::Seconds, latency.clone());
-        registry.register("rules_broken", "Rejections by the rule that was broken", rules.clone());
-        registry.register("policies_broken", "Policy rules that objects broke", policies.clone());
+        registry.register("rules_broken", "Rejections by broken rule", rules.clone());
+        registry.register("policies_broken", "Violations of policy rules", policies.clone());
         registry.register_with_unit(
             "policies",
             "Time to evaluate all policies of a request",
@@ -137,15 +137,15 @@ impl Metrics {
         );
         registry.register(
             "policies_known",
-            "Policies by state: in force, or broken and denying",
+            "Policies by state: in force, or broken, which deny what they select",
             policy_count.clone(),
         );
-        registry.register("in_flight", "Requests that are being answered", in_flight.clone());
+        registry.register("in_flight", "Requests in progress", in_flight.clone());
         // This cannot show that a watch is alive: the client does not report that a quiet watch was renewed.
-        let help = "When a watch last brought an event, which on a quiet cluster is long ago; \
-                    one that is broken shows in watch_errors";
+        let help = "When a watch last delivered an event, which may be long ago on a quiet cluster; \
+                    a broken watch shows in watch_errors";
         registry.register_with_unit("watch_news_timestamp", help, Unit::Seconds, watch.clone());
-        let help = "Watches that broke, and were started again";
+        let help = "Watches that broke and were restarted";
         registry.register("watch_errors", help, watch_errors.clone());
         let help = "When the serving certificate expires";
         registry.register_with_unit("certificate_expiry_timestamp", help, Unit::Seconds, certificate.clone());
@@ -188,7 +188,7 @@ impl Metrics {
         set("broken", broken);
     }
 
-    /// Records that a watch brought an event.
+    /// Records that a watch delivered an event.
     pub fn watch_news(&self, kind: &'static str) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.watch.get_or_create(&WatchLabels { kind }).set(now.as_secs_f64());

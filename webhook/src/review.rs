@@ -1,6 +1,6 @@
-//! The words that the API server and the webhook exchange: `AdmissionReview` of `admission.k8s.io/v1`.
+//! The messages between the API server and the webhook: `AdmissionReview` of `admission.k8s.io/v1`.
 //!
-//! Objects stay JSON: what a person wrote must be judged as it is, also where it does not fit the types.
+//! Objects stay JSON: they must be checked as users wrote them, even if they do not fit the types.
 
 use crds::rules::Kind;
 use serde::Deserialize;
@@ -9,37 +9,37 @@ use strum::Display;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 
-/// The API server cuts a warning off after 256 characters, and drops what is beyond 4,096 in all.
+/// The API server truncates a warning after 256 characters, and drops everything beyond 4,096 in total.
 const WARNING_MAX: usize = 256;
 const WARNINGS_MAX: usize = 4096;
 
-/// A rejection is read in a terminal; after so many mistakes the first ones are put right first.
+/// Users read rejections in a terminal, and of a longer list they would fix the first mistakes first.
 const REASONS_MAX: usize = 20;
 
-/// What is asked.
+/// The question of the API server.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Identifies the question; the answer repeats it.
     pub uid: String,
     /// Kind of the object.
     pub kind: Kind,
-    /// What is about to happen to it.
+    /// The operation on the object.
     pub operation: Operation,
-    /// Namespace of the object; empty for those that have none.
+    /// Namespace of the object; empty if it has none.
     pub namespace: String,
     /// Name of the object; empty if it is yet to be generated.
     pub name: String,
-    /// Nothing will be stored.
+    /// Whether nothing will be stored.
     pub dry_run: bool,
-    /// The object; null when it is deleted.
+    /// The new object; null on a deletion.
     pub object: Value,
-    /// The object as it is stored; null when it is created.
+    /// The stored object; null on a creation.
     pub old_object: Value,
     /// The request without the objects, as policies see it.
     pub about: Value,
 }
 
-/// What is about to happen to an object.
+/// An operation on an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Display)]
 #[serde(rename_all = "UPPERCASE")]
 #[strum(serialize_all = "UPPERCASE")]
@@ -51,7 +51,7 @@ pub enum Operation {
     Connect,
 }
 
-/// Why a body is not a question that can be answered.
+/// The reason why a request body cannot be answered.
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
     /// Not JSON, or not a review.
@@ -60,12 +60,12 @@ pub enum Malformed {
     /// A review of another version.
     #[error("apiVersion is {0:?}, and only {API_VERSION} is understood")]
     Version(String),
-    /// About a kind that is not of this API, or not the one of the endpoint.
+    /// The object's kind is not part of this API, or not the one of the endpoint.
     #[error("it is about {found:?}, and this endpoint is for {expected}")]
     Kind {
-        /// What it is about.
+        /// The kind of the object.
         found: String,
-        /// What the endpoint is for.
+        /// The kind of the endpoint.
         expected: Kind,
     },
 }
@@ -98,7 +98,7 @@ struct GroupVersionKind {
 }
 
 impl Request {
-    /// Reads the question that came to the endpoint of `expected`.
+    /// Parses a question that arrived at the endpoint for the kind `expected`.
     pub fn read(body: &[u8], expected: Kind) -> Result<Self, Malformed> {
         let unreadable = |error: serde_json::Error| Malformed::Unreadable(error.to_string());
         let Review { api_version, request: mut fields } = serde_json::from_slice(body).map_err(unreadable)?;
@@ -113,13 +113,13 @@ impl Request {
         if group != "filter.plainsight.ai" || kind != expected.to_string() {
             return Err(Malformed::Kind { found: format!("{group}/{kind}"), expected });
         }
-        // Of many objects that are deleted with one request none is named, and each comes by itself.
+        // A request that deletes a collection names none of the objects, and the webhook is asked about each one separately.
         let old_name = old_object.pointer("/metadata/name").and_then(Value::as_str);
         let name = if name.is_empty() { old_name.unwrap_or_default().to_owned() } else { name };
         Ok(Self { uid, kind: expected, operation, namespace, name, dry_run, object, old_object, about })
     }
 
-    /// How people call the object.
+    /// The object's name in messages.
     pub fn title(&self) -> String {
         let Self { kind, namespace, name, .. } = self;
         match (namespace.as_str(), name.as_str()) {
@@ -130,26 +130,26 @@ impl Request {
     }
 }
 
-/// What is answered.
+/// The answer of the webhook.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
-    /// Why not; the object is admitted if it is empty.
+    /// The reasons for a rejection; if empty, the object is admitted.
     pub reasons: Vec<String>,
     /// The rejection is about a policy, not about a mistake.
     pub forbidden: bool,
-    /// What the user should know, whether it is admitted or not.
+    /// Warnings to the user, whether the object is admitted or not.
     pub warnings: Vec<String>,
     /// Changes to the object.
     pub patch: Option<json_patch::Patch>,
 }
 
 impl Answer {
-    /// Admitted as it is.
+    /// Admits the object unchanged.
     pub fn allow() -> Self {
         Self::default()
     }
 
-    /// Refused for one reason.
+    /// Refuses the object for one reason.
     pub fn deny(reason: impl Into<String>) -> Self {
         Self { reasons: vec![reason.into()], ..Self::default() }
     }
@@ -159,7 +159,7 @@ impl Answer {
         self.reasons.is_empty()
     }
 
-    /// The review that goes back. `title` names the object in a rejection.
+    /// The review to send back. `title` names the object in a rejection.
     ///
     /// A refused change is Forbidden, never Invalid: Flux with `force: true` and `kubectl apply --force` delete an object whose change is
     /// Invalid and create it again, which would execute a run twice, or leave nothing if the new object is refused as well.
@@ -177,7 +177,7 @@ impl Answer {
                 json!({ "code": code, "reason": reason, "message": rejection(title, &reasons, forbidden) });
         }
         if let Some(patch) = patch.filter(|patch| reasons.is_empty() && !patch.0.is_empty()) {
-            // A patch is a list of plain values: it can always be written.
+            // A patch is a list of plain values, so it can always be serialized.
             let text = serde_json::to_vec(&patch).unwrap_or_default();
             response["patch"] = json!(k8s_openapi::ByteString(text));
             response["patchType"] = json!("JSONPatch");
@@ -199,7 +199,7 @@ fn rejection(title: &str, reasons: &[String], forbidden: bool) -> String {
     }
 }
 
-/// Warnings as they arrive: each cut to its limit, and as many as there is room for.
+/// Truncates each warning to its limit, and keeps as many as there is room for.
 fn bounded(warnings: Vec<String>) -> Vec<String> {
     const MORE: usize = 32;
     let (mut kept, mut room, all) = (Vec::new(), WARNINGS_MAX - MORE, warnings.len());
@@ -216,7 +216,7 @@ fn bounded(warnings: Vec<String>) -> Vec<String> {
 }
 
 fn shorten(warning: &str) -> String {
-    // Control characters are refused in the header that carries warnings.
+    // The header that carries warnings must not contain control characters.
     let line: String = warning.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if line.len() <= WARNING_MAX {
         return line;

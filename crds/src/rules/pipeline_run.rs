@@ -18,25 +18,26 @@ use crate::v1alpha1::{
     QueueKeys, ReferenceGrant, RunSource,
 };
 
-/// A lost node needs this long to be told from a slow one; shorter would hand out files that are being processed.
+/// It takes this long to tell a lost node from a slow one; a shorter timeout would hand out files that are still being
+/// processed.
 const PENDING_TIMEOUT_MIN: Duration = Duration::from_secs(10);
-/// Pods need about a second to start; a shorter limit could never be kept.
+/// Pods need about a second to start, so a shorter limit could never be met.
 const TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
-/// A run has a million files; nine digits are plenty, and every reader of the object can hold them.
+/// A run has about a million files: nine digits are plenty, and fit into an integer of every client.
 const COUNT_MAX: u64 = 999_999_999;
 
-/// How many files may fail, as `maxFailedFiles` says it.
+/// How many files may fail: the parsed `maxFailedFiles`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureLimit {
-    /// So many files.
+    /// A number of files.
     Count(u64),
-    /// So many of a hundred files.
+    /// A percentage of all files.
     Percent(u8),
 }
 
 impl FailureLimit {
-    /// Reads the field; `None` if it is neither a count nor a percentage.
+    /// Parses the field; `None` if it is neither a count nor a percentage.
     pub fn parse(limit: &IntOrString) -> Option<Self> {
         match limit {
             IntOrString::Int(count) => {
@@ -79,8 +80,8 @@ impl Validate for PipelineRun {
     }
 }
 
-/// Whether a run of `namespace` may use the Pipeline that it names. Without a grant nobody learns anything of a Pipeline of
-/// another namespace, and what is no name is nobody's.
+/// Whether a run in `namespace` may use the Pipeline that it names. Without a grant, a run must not reveal anything about a
+/// Pipeline of another namespace. A malformed name is refused as well.
 pub fn may_use(namespace: &str, pipeline: &PipelineReference, grants: &[ReferenceGrant]) -> bool {
     let (mut out, context) = (Findings::default(), Context { grants: Some(grants), ..Context::default() });
     check_pipeline(&Path::root(), pipeline, namespace, &context, &mut out);
@@ -166,8 +167,8 @@ fn check_execution(field: &Path, execution: &Execution, out: &mut Findings) {
     }
 }
 
-/// Keys of another namespace are copied into the run's own, where others can read them: a grant for the Pipeline does not
-/// cover that.
+/// Credentials of another namespace are copied into the run's namespace, where others can read them: a grant for the Pipeline
+/// alone does not permit that.
 fn check_credentials(
     field: &Path,
     pipeline: &Pipeline,
@@ -216,7 +217,7 @@ fn check_queue(field: &Path, queue: &QueueKeys, out: &mut Findings) {
     out.add(&at, rule, error.to_string(), FORM);
 }
 
-/// Everything but parallelism, maxFailedFiles and suspend: what a run does is decided when it is created.
+/// Checks everything except parallelism, maxFailedFiles and suspend: the rest is fixed when a run is created.
 fn check_unchanged(field: &Path, new: &PipelineRunSpec, old: &PipelineRunSpec, out: &mut Findings) {
     let at = field.field("execution");
     let mut unchanged = Unchanged { out };
@@ -235,7 +236,7 @@ fn check_unchanged(field: &Path, new: &PipelineRunSpec, old: &PipelineRunSpec, o
     unchanged.check(&codes, &set(&new.non_retryable_exit_codes), &set(&old.non_retryable_exit_codes));
 }
 
-/// A list that is a map to the API server: its order means nothing.
+/// The variables in a fixed order: to the API server the list is a map, whose order has no meaning.
 fn by_name(env: &[EnvVar]) -> Vec<&EnvVar> {
     let mut env: Vec<&EnvVar> = env.iter().collect();
     env.sort_by(|a, b| a.name.cmp(&b.name));
@@ -290,7 +291,7 @@ mod tests {
         assert!(!may(reference(Some("shared"), "p"), &[]));
         assert!(may(reference(Some("shared"), "p"), std::slice::from_ref(&grant)));
         assert!(!may(reference(Some("shared"), "q"), &[grant]));
-        // Who asks puts the name into a URL.
+        // The caller puts the name into a URL.
         assert!(!may(reference(None, "../../team-b/pipelines/p"), &[]) && !may(reference(None, ".."), &[]));
     }
 }

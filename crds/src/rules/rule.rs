@@ -1,28 +1,28 @@
-//! The rules by name. An id is stable: it is printed with every violation, and docs/rules.md lists them all.
+//! The rules by name. Ids are stable: every violation prints the id of its rule, and docs/rules.md lists them all.
 
 use serde::Serialize;
 use strum::{Display, EnumIter, EnumMessage};
 
-/// A rule. The doc comment of each is its entry in docs/rules.md.
+/// A rule. Its doc comment is its entry in docs/rules.md.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Display, EnumIter, EnumMessage,
 )]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Rule {
-    /// Every field is one of the API's; a near miss of a name is pointed out.
+    /// Every field exists in the API; for a likely typo, the message suggests the right name.
     UnknownField,
     /// Required fields are present.
     MissingField,
     /// A value has the type of its field.
     WrongType,
-    /// A value is one of the words that its field allows; a near miss is pointed out.
+    /// A value is one of those that its field allows; for a likely typo, the message suggests the right value.
     UnknownValue,
     /// A number lies within the bounds of its field.
     NumberRange,
-    /// A text is as long as its field allows.
+    /// The length of a text lies within the bounds of its field.
     TextLength,
-    /// A list has as many entries as its field allows.
+    /// The number of entries in a list lies within the bounds of its field.
     ListLength,
 
     /// A bucket name is 3 to 63 lowercase letters, digits, dots and hyphens, and not an IP address.
@@ -37,20 +37,20 @@ pub enum Rule {
     EndpointAddress,
     /// The Secret of a bucket exists and has both keys.
     CredentialsSecret,
-    /// A prefix is at most 1,024 bytes long and not a URL.
+    /// A prefix is at most 1,024 bytes long and is not a URL.
     Prefix,
-    /// Entries of include and exclude are globs, relative to the prefix.
+    /// Entries of `include` and `exclude` are well-formed globs, relative to the prefix.
     Glob,
 
     /// A filter's name is a DNS label, because it is a container's name.
     FilterName,
-    /// A filter is not called `claimer` or `publisher`, nor `install` or `worker` with `mode: Warm`: the operator adds containers of these names.
+    /// No filter is called `claimer`, `publisher` or, with `mode: Warm`, `install` or `worker`: the operator's containers have these names.
     FilterNameReserved,
     /// No two filters of a Pipeline have the same name.
     FilterNameUnique,
     /// An image reference is well-formed: `[registry/]repository[:tag][@digest]`.
     Image,
-    /// The name of an environment variable is one that every container runtime accepts.
+    /// Every container runtime accepts the name of an environment variable.
     EnvName,
     /// No environment variable is set twice.
     EnvUnique,
@@ -72,18 +72,18 @@ pub enum Rule {
     SinkOrder,
     /// `sink.from` names one of the filters.
     SinkFrom,
-    /// Names of Secrets, Pipelines, namespaces, service accounts and classes are names that Kubernetes accepts.
+    /// Kubernetes accepts the names of Secrets, Pipelines, namespaces, service accounts and classes.
     ObjectName,
     /// Labels, annotations and node selectors of worker pods are well-formed.
     PodLabel,
-    /// Labels and annotations of `filter.plainsight.ai/` are left to the operator.
+    /// Labels and annotations with the prefix `filter.plainsight.ai/` are reserved for the operator.
     PodLabelReserved,
 
-    /// A reference to another namespace is allowed by a ReferenceGrant there.
+    /// A ReferenceGrant in the other namespace allows a reference to it.
     ReferenceGrant,
     /// The prefix of a run lies within the prefix of its Pipeline.
     RunPrefix,
-    /// A duration is written like `90s`, `15m` or `1h30m`, and within the bounds of its field.
+    /// A duration is written like `90s`, `15m` or `1h30m`, and lies within the bounds of its field.
     Duration,
     /// `retryBackoff.initial` is at most `retryBackoff.max`.
     BackoffOrder,
@@ -95,34 +95,34 @@ pub enum Rule {
     QueueKeysBoth,
     /// `queue.stream` is `pr:<runId>:work` and `queue.group` is `cg:<runId>`.
     QueueKey,
-    /// `queue.stream` and `queue.group` hold the same runId.
+    /// `queue.stream` and `queue.group` contain the same runId.
     QueueKeysRunId,
     /// A runId is 1 to 128 letters, digits, dots, underscores and hyphens, starting and ending with a letter or digit.
     RunId,
     /// A runId belongs to a single run.
     RunIdUnique,
-    /// Of a run's spec only `execution.parallelism`, `execution.maxFailedFiles` and `suspend` change.
+    /// In the spec of a run, only `execution.parallelism`, `execution.maxFailedFiles` and `suspend` may change.
     Immutable,
 
     /// A policy has at least one rule or default.
     PolicyEmpty,
     /// A namespace selector is well-formed.
     PolicySelector,
-    /// Names of a policy's rules are DNS labels, each used once.
+    /// The names of a policy's rules are DNS labels and unique within the policy.
     PolicyRuleName,
     /// A rule has either `cel`, or `field` with exactly one of `regex`, `range`, `required`, `forbidden` and `schema`.
     PolicyRuleForm,
-    /// A CEL expression compiles, and knows every variable and function it names.
+    /// A CEL expression compiles, and every variable and function in it exists.
     PolicyCel,
     /// A regular expression compiles, in linear-time syntax and bounded memory.
     PolicyRegex,
     /// A JSON Schema compiles, is bounded in size, and refers to nothing outside itself.
     PolicySchema,
-    /// A field path is well-formed, and has at most one default; defaults go into spec, labels and annotations.
+    /// A field path is well-formed and has at most one default; only fields of spec, labels and annotations have defaults.
     PolicyField,
-    /// A range has bounds of one kind, the lower one first.
+    /// The bounds of a range are of the same kind, and `min` is at most `max`.
     PolicyRange,
 
-    /// A grant's entries go together: runs refer to Pipelines and Secrets, Pipelines to Secrets only.
+    /// The entries of a grant fit together: runs refer to Pipelines and Secrets, Pipelines only to Secrets.
     GrantUseless,
 }

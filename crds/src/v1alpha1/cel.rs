@@ -1,4 +1,4 @@
-//! CEL rules that several fields share. Each says in one sentence what `rules/` says with the value and the correction.
+//! CEL rules that several fields share. Each states in one sentence what `rules/` explains with the value and the correction.
 
 use kube::core::Rule;
 use schemars::Schema;
@@ -16,14 +16,14 @@ pub(super) fn namespace_name() -> Rule {
         .message("the name of a namespace has lowercase letters, digits and hyphens, and starts and ends with a letter or digit")
 }
 
-/// Name of a filter, because it is the name of a container too, or of a rule of a policy.
+/// Name of a filter, which is also the name of a container, or name of a policy's rule.
 pub(super) fn label_name() -> Rule {
     Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
         .message("a name has lowercase letters, digits and hyphens, and starts and ends with a letter or digit, for example resize-image")
 }
 
-/// `duration()` fails, in words of its own, on a text that is no duration. So every rule that calls it first asks this, and
-/// [`duration`] alone reports such a text.
+/// `duration()` fails, with a message of its own, on a text that is not a duration. Every rule that calls it therefore checks
+/// this first, and only [`duration`] reports such a text.
 const IS_DURATION: &str = "matches('^([0-9]+([.][0-9]+)?(ms|s|m|h))+$')";
 
 /// A text that is a duration.
@@ -59,10 +59,11 @@ pub(super) fn globs() -> Rule {
         .message("a glob is matched against the key after the prefix: write it without the slash that it begins with, or [/] if the keys really begin with one")
 }
 
-/// Beyond it the API server would refuse the CRD, because judging 256 names of 32 filters could take too long.
+/// With a higher limit, the API server would refuse the CRD, because checking 256 names of each of 32 filters could take too
+/// long.
 const ENV_NAME_MAX: usize = 128;
 
-/// Environment variables. Their schema is that of Kubernetes, which leaves this to the rules of pods.
+/// Environment variables. Their schema comes from Kubernetes, which leaves these checks to the validation of pods.
 pub(super) fn environment(list: &mut Schema) {
     if let Some(Value::Object(name)) = list.pointer_mut("/items/properties/name") {
         name.insert("maxLength".to_owned(), json!(ENV_NAME_MAX));

@@ -1,4 +1,4 @@
-//! `ReferenceGrant`: the owner of a namespace lets another namespace refer to what is in it.
+//! `ReferenceGrant`: lets objects of other namespaces refer to objects of this one.
 
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -7,7 +7,7 @@ use strum::{Display, VariantNames};
 
 use super::cel;
 
-/// Who may refer to what in this namespace.
+/// Which objects of other namespaces may refer to which objects of this one.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "filter.plainsight.ai",
@@ -15,7 +15,7 @@ use super::cel;
     kind = "ReferenceGrant",
     namespaced,
     category = "openfilter",
-    doc = "Lets PipelineRuns or Pipelines of other namespaces refer to Pipelines or Secrets of this one. It lives in the namespace that owns the target; deleting it takes the permission back.",
+    doc = "Lets PipelineRuns or Pipelines of other namespaces refer to Pipelines or Secrets of this one. It lives in the namespace that owns the target; deleting it withdraws the permission.",
     derive = "PartialEq",
     printcolumn(name = "From", type_ = "string", json_path = ".spec.from[*].namespace"),
     printcolumn(name = "To", type_ = "string", json_path = ".spec.to[*].kind"),
@@ -23,11 +23,11 @@ use super::cel;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReferenceGrantSpec {
-    /// Who may refer: each entry is a kind in a namespace.
+    /// The objects that may refer to this namespace: each entry is one kind in one namespace.
     #[schemars(length(min = 1, max = 64))]
     pub from: Vec<GrantFrom>,
 
-    /// What may be referred to in this namespace.
+    /// The objects of this namespace that they may refer to.
     #[schemars(length(min = 1, max = 64))]
     pub to: Vec<GrantTo>,
 }
@@ -58,7 +58,7 @@ pub enum GrantFromKind {
 pub struct GrantTo {
     /// Kind of the objects that are referred to.
     pub kind: GrantToKind,
-    /// One object by name; all of the kind when left out.
+    /// Name of a single object; if omitted, all objects of the kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = cel::object_name())]

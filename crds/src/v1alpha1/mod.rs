@@ -1,4 +1,4 @@
-//! The `filter.plainsight.ai/v1alpha1` kinds. Doc comments here are what `kubectl explain` prints.
+//! The `filter.plainsight.ai/v1alpha1` kinds. `kubectl explain` prints the doc comments of these types.
 
 mod bucket;
 mod cel;

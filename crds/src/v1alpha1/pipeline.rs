@@ -1,4 +1,4 @@
-//! `Pipeline`: the recipe. Which bucket, which filters, in which order.
+//! `Pipeline`: the recipe, that is, which bucket, which filters, and in which order.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use strum::VariantNames;
 
 use super::{Bucket, Mode, Phase, Protocol, WarmOptions, cel};
 
-/// What to run over which files. Nothing happens until a PipelineRun refers to it.
+/// What to run over which files. Nothing runs until a PipelineRun refers to it.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "filter.plainsight.ai",
@@ -23,7 +23,7 @@ use super::{Bucket, Mode, Phase, Protocol, WarmOptions, cel};
     status = "PipelineStatus",
     shortname = "pl",
     category = "openfilter",
-    doc = "A recipe: a chain of containers (filters) that is run over every file of a bucket. One execution of it is a PipelineRun.",
+    doc = "A recipe: a chain of containers (filters) that processes every file of a bucket. A PipelineRun is one execution of it.",
     derive = "PartialEq",
     derive = "Default",
     printcolumn(name = "Bucket", type_ = "string", json_path = ".spec.source.bucket.name"),
@@ -65,16 +65,16 @@ pub struct PipelineSpec {
     /// The files to process.
     pub source: Source,
 
-    /// `Sequential` runs the filters one after the other, `Concurrent` starts them all together.
+    /// `Sequential` runs the filters one after the other; `Concurrent` starts them all together.
     #[serde(default)]
     pub order: Order,
 
     /// `PodPerFile` starts a pod for each file. `Warm` keeps pods up and runs the filters' commands once per file, which suits
-    /// many small files; every filter then needs `command`. A change affects later runs only.
+    /// many small files; every filter then needs a `command`. A change affects later runs only.
     #[serde(default)]
     pub mode: Mode,
 
-    /// When pods of `mode: Warm` are replaced, and how much they fetch ahead.
+    /// When pods of `mode: Warm` are replaced, and how much they prefetch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<WarmOptions>,
 
@@ -83,7 +83,7 @@ pub struct PipelineSpec {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub filters: Vec<Filter>,
 
-    /// Where results are uploaded after all filters succeeded. Without it, filters keep their results themselves.
+    /// Where results are uploaded once all filters have succeeded. Without a sink, filters store their results themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sink: Option<Sink>,
 
@@ -99,31 +99,31 @@ impl PipelineSpec {
     }
 }
 
-/// The files of a bucket that are processed.
+/// The files of a bucket to process.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
     /// The bucket to list.
     pub bucket: Bucket,
 
-    /// Globs on the key after the prefix; a file must match one of them. Empty means all files.
+    /// Globs on the key after the prefix; a file must match at least one of them. Empty means all files.
     /// `*` stays within a folder, `**` crosses folders: `**/*.jpg`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     #[x_kube(validation = cel::globs())]
     pub include: Vec<String>,
 
-    /// Globs on the key after the prefix; a file that matches one of them is left out.
+    /// Globs on the key after the prefix; a file that matches any of them is excluded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     #[x_kube(validation = cel::globs())]
     pub exclude: Vec<String>,
 }
 
-/// How the filters of a file relate in time.
+/// The order in which filters process a file.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, VariantNames)]
 pub enum Order {
-    /// One after the other: a filter starts when the one before it succeeded.
+    /// One after the other: a filter starts once the one before it has succeeded.
     #[default]
     Sequential,
     /// All at once, as containers of one pod.
@@ -160,12 +160,12 @@ pub struct Filter {
     pub args: Vec<String>,
 
     /// `Exec` (the default) runs the command once per file. `Lines` starts it once and sends it one line of JSON per file on
-    /// stdin; it answers each with one line on stdout that starts with `::openfilter::`.
-    // Without a default in the schema: Argo CD, unless it compares on the server, counts a default within a list as drift.
+    /// stdin; the command answers each with one line on stdout that starts with `::openfilter::`.
+    // No default in the schema: unless Argo CD compares on the server, it reports a default within a list as drift.
     #[serde(default, skip_serializing_if = "Protocol::is_exec")]
     pub protocol: Protocol,
 
-    /// Environment variables. They win over those that every filter gets (SOURCE_PATH, OPENFILTER_RUN, …).
+    /// Environment variables. They override those that every filter gets (SOURCE_PATH, OPENFILTER_RUN, …).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), transform = cel::environment)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
@@ -175,12 +175,12 @@ pub struct Filter {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
 
-    /// When the image is pulled; the cluster's own default when left out.
+    /// When to pull the image. If omitted, the cluster's default applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
 }
 
-/// When an image is pulled.
+/// When to pull an image.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, VariantNames)]
 #[allow(missing_docs)]
 pub enum ImagePullPolicy {
@@ -189,39 +189,40 @@ pub enum ImagePullPolicy {
     Never,
 }
 
-/// Where results go. Names are the same on a retry, so uploading again replaces and never duplicates.
+/// Where results go. A retry uploads under the same names, so it replaces results and never duplicates them.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Sink {
-    /// The bucket to write. A result is stored as `<prefix><key without the source prefix>/<path below /ws/out/<from>/>`.
+    /// The bucket to write to. A result is stored as `<prefix><key without the source prefix>/<path below /ws/out/<from>/>`.
     pub bucket: Bucket,
 
-    /// The filter whose results are uploaded; the last one when left out.
+    /// The filter whose results are uploaded; if omitted, the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub from: Option<String>,
 }
 
-/// What is passed on to the worker pods.
+/// Settings of the worker pods.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PodOptions {
-    /// Service account of the worker pods. Its token is not mounted; it matters for ambient cloud identity and pull secrets.
+    /// Service account of the worker pods. Its token is not mounted; the account provides
+    /// ambient cloud identity and pull secrets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = cel::object_name())]
     pub service_account_name: Option<String>,
 
-    /// Secrets to pull the filters' images with.
+    /// Secrets for pulling the filters' images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub image_pull_secrets: Vec<LocalObjectReference>,
 
-    /// Labels a node must have.
+    /// Labels that a node must have to run the worker pods.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
 
-    /// Taints the worker pods tolerate.
+    /// Taints that the worker pods tolerate.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub tolerations: Vec<Toleration>,
@@ -246,14 +247,14 @@ pub struct PodOptions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub security_context: Option<PodSecurityContext>,
 
-    /// Extra labels of the worker pods. Labels of `filter.plainsight.ai/` belong to the operator.
+    /// Extra labels for the worker pods. The prefix `filter.plainsight.ai/` is reserved for the operator.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     #[x_kube(validation = Rule::new("self.all(key, !key.startsWith('filter.plainsight.ai/'))")
         .message("labels of filter.plainsight.ai/ belong to the operator; use a prefix of your own"))]
     pub labels: BTreeMap<String, String>,
 
-    /// Extra annotations of the worker pods.
+    /// Extra annotations for the worker pods. The prefix `filter.plainsight.ai/` is reserved for the operator.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     #[x_kube(validation = Rule::new("self.all(key, !key.startsWith('filter.plainsight.ai/'))")
@@ -261,11 +262,11 @@ pub struct PodOptions {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What the operator knows about a Pipeline.
+/// The observed state of a Pipeline, written by the operator.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PipelineStatus {
-    /// The generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
@@ -274,12 +275,12 @@ pub struct PipelineStatus {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
 
-    /// The newest run of this Pipeline.
+    /// The most recent run of this Pipeline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_run: Option<LastRun>,
 }
 
-/// The newest run of a Pipeline.
+/// The most recent run of a Pipeline.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct LastRun {
@@ -287,12 +288,12 @@ pub struct LastRun {
     pub name: String,
     /// Namespace of the PipelineRun.
     pub namespace: String,
-    /// Its phase when this was written.
+    /// Phase of the run when this status was written.
     pub phase: Phase,
-    /// When it started.
+    /// When the run started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// When it finished.
+    /// When the run finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
 }

@@ -1,4 +1,4 @@
-//! `PipelineRun`: one execution of a Pipeline, and everything a person or tool wants to know about it.
+//! `PipelineRun`: one execution of a Pipeline, with its state for people and tools.
 
 use k8s_openapi::api::core::v1::EnvVar;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -11,7 +11,8 @@ use strum::{Display, VariantNames};
 
 use super::cel;
 
-/// One execution of a Pipeline. All but `execution.parallelism`, `execution.maxFailedFiles` and `suspend` is immutable.
+/// One execution of a Pipeline. Everything except `execution.parallelism`, `execution.maxFailedFiles` and `suspend` is
+/// immutable.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "filter.plainsight.ai",
@@ -51,31 +52,31 @@ pub struct PipelineRunSpec {
     /// The Pipeline to run.
     pub pipeline_ref: PipelineReference,
 
-    /// Narrows the files of the Pipeline for this run, so that one Pipeline serves every day's folder.
+    /// Narrows down the Pipeline's files for this run, so that one Pipeline can serve a different folder every day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<RunSource>,
 
-    /// Environment variables added to every filter of this run. They win over the Pipeline's.
+    /// Environment variables added to every filter of this run. They override the Pipeline's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), transform = cel::environment)]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub env: Vec<EnvVar>,
 
-    /// How the run is carried out.
+    /// Concurrency, retries and limits of the run.
     #[serde(default)]
     pub execution: Execution,
 
-    /// The Valkey stream and consumer group of this run. Derived from namespace and name when left out.
+    /// The Valkey stream and consumer group of this run. If omitted, they are derived from the run's namespace and name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueKeys>,
 
-    /// Pause: files being processed are finished, no new ones are started. Set it to false to resume.
+    /// Pauses the run: files in progress are finished, and no new ones are started. Set it to false to resume.
     #[serde(default)]
     pub suspend: bool,
 }
 
 impl PipelineRunSpec {
-    /// The id of a run of this namespace and name: the one that its queue keys hold, or one that is derived.
+    /// The id of the run with this namespace and name: from its queue keys if they are set, otherwise derived.
     pub fn run_id(&self, namespace: &str, name: &str) -> Result<RunId, RunIdError> {
         match &self.queue {
             Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()),
@@ -93,18 +94,18 @@ pub struct PipelineReference {
     #[x_kube(validation = cel::object_name())]
     pub name: String,
 
-    /// Namespace of the Pipeline, if it is another one. It then needs a ReferenceGrant in that namespace.
+    /// Namespace of the Pipeline, if it is not this one. A ReferenceGrant in that namespace must then allow the reference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = cel::namespace_name())]
     pub namespace: Option<String>,
 }
 
-/// What a run takes of its Pipeline's files.
+/// The subset of its Pipeline's files that a run processes.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct RunSource {
-    /// Only keys under this prefix; it must begin with the Pipeline's own prefix.
+    /// Process only keys with this prefix, which must begin with the Pipeline's own prefix.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     #[x_kube(validation = cel::key_prefix())]
@@ -141,12 +142,12 @@ pub struct RunSource {
         .field_path(".fileTimeout")
 )]
 pub struct Execution {
-    /// How many pods run at once. May be changed while the run is running.
+    /// How many pods may run at once. It can be changed during the run.
     #[serde(default = "default::parallelism")]
     #[schemars(range(min = 1, max = 10_000))]
     pub parallelism: i32,
 
-    /// How often a file is tried before it is dead-lettered.
+    /// How many times a file is tried before it is dead-lettered.
     #[serde(default = "default::max_attempts")]
     #[schemars(range(min = 1, max = 100))]
     #[x_kube(validation = Rule::new("self == oldSelf")
@@ -154,7 +155,7 @@ pub struct Execution {
     pub max_attempts: i32,
 
     /// How long a file may stay claimed by a pod on a lost node before it is given to another pod.
-    /// A pod that is alive keeps its file however long it takes.
+    /// A pod that is alive keeps its file, however long it takes.
     #[serde(default = "default::pending_timeout")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = Rule::new("self == oldSelf")
@@ -169,27 +170,29 @@ pub struct Execution {
         .message("retryBackoff is immutable: a run happens once; create a new PipelineRun instead"))]
     pub retry_backoff: RetryBackoff,
 
-    /// Limit for the filters' work on one file, in one attempt; waiting for storage does not count. No limit when left out.
+    /// Time limit for the filters' work on one file in one attempt; waiting for storage does not count. If omitted, there is
+    /// no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = cel::duration("fileTimeout"), validation = cel::duration_range("fileTimeout", "1s"))]
     pub file_timeout: Option<String>,
 
-    /// Limit for the whole run, counted from status.startTime; time in which the run waits or is suspended counts too. No limit
-    /// when left out. What is not finished then is dead-lettered.
+    /// Time limit for the whole run, counted from `status.startTime`; time in which the run waits or is suspended counts too.
+    /// Files that are not finished by then are dead-lettered. If omitted, there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = cel::duration("timeout"), validation = cel::duration_range("timeout", "1s"))]
     pub timeout: Option<String>,
 
-    /// Exit codes by which a filter says "this input is bad": the file is dead-lettered without another attempt.
+    /// Exit codes with which a filter says "this input is bad": the file is dead-lettered without another attempt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(range(min = 1, max = 255)))]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub non_retryable_exit_codes: Vec<i32>,
 
-    /// How many files may fail, as a count (`5`) or a share of all files (`10%`). Above it the run stops early; up to
-    /// it the run still counts as succeeded. When left out no number of failed files stops the run, and one fails it.
+    /// How many files may fail, as a count (`5`) or a percentage of all files (`10%`). Up to this limit, the run
+    /// still counts as succeeded; one more failed file stops it early. If omitted, failed files do not stop the run early, but
+    /// a single one makes it fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 16))]
     #[x_kube(validation = Rule::new("string(self).matches('^([0-9]{1,9}|(100|[0-9]{1,2})%)$')")
@@ -218,7 +221,7 @@ impl Default for Execution {
 #[x_kube(validation = cel::not_longer("initial", "max")
     .message("retryBackoff.initial must not be longer than retryBackoff.max"))]
 pub struct RetryBackoff {
-    /// Wait after the first failure; it doubles with each further one.
+    /// The wait after the first failure; it doubles after each further one.
     #[serde(default = "default::backoff_initial")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = cel::duration("retryBackoff.initial"), validation = cel::duration_range("retryBackoff.initial", "0s"))]
@@ -255,7 +258,7 @@ mod default {
     }
 }
 
-/// Stream and consumer group of a run. Both hold the same runId: 1 to 128 letters, digits, dots, underscores and
+/// Stream and consumer group of a run. Both contain the same runId: 1 to 128 letters, digits, dots, underscores and
 /// hyphens, starting and ending with a letter or digit, in braces if Valkey is a cluster.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -281,11 +284,11 @@ pub struct QueueKeys {
     pub group: Option<String>,
 }
 
-/// What the operator knows about a run.
+/// The observed state of a run, written by the operator.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PipelineRunStatus {
-    /// The generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
@@ -293,7 +296,7 @@ pub struct PipelineRunStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<String>,
 
-    /// Where the run is, in one word. Tools should read the conditions instead.
+    /// The state of the run in one word. Tools should read the conditions instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
 
@@ -305,11 +308,11 @@ pub struct PipelineRunStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listed_files: Option<i64>,
 
-    /// Settled files of all files, for example `42/100`.
+    /// Settled files out of all files, for example `42/100`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
 
-    /// The Job that carries the worker pods.
+    /// Name of the Job that owns the worker pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_name: Option<String>,
 
@@ -325,7 +328,7 @@ pub struct PipelineRunStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration: Option<String>,
 
-    /// The newest files that failed for good; all of them are in the dead-letter queue.
+    /// The files that most recently failed permanently; the dead-letter queue lists all failed files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub recent_failures: Vec<FailedFile>,
@@ -336,7 +339,7 @@ pub struct PipelineRunStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// Where a run is.
+/// The state of a run.
 #[derive(
     JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, Display, VariantNames,
 )]
@@ -357,7 +360,7 @@ pub enum Phase {
     Failed,
 }
 
-/// Otherwise the words about the type would take the place of those about an optional field of it.
+/// Removes the description of a type, which would otherwise replace that of an optional field with this type.
 fn described_by_its_field(schema: &mut schemars::Schema) {
     schema.remove("description");
 }
@@ -378,14 +381,14 @@ pub struct Counts {
     pub failed: i64,
 }
 
-/// A file that failed for good.
+/// A file that failed permanently.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct FailedFile {
     /// Key of the file in the bucket.
     #[schemars(length(max = 1024))]
     pub file: String,
-    /// How often it was tried.
+    /// How many times the file was tried.
     pub attempts: i32,
     /// Why the last attempt failed.
     #[schemars(length(max = 512))]
@@ -397,7 +400,7 @@ pub struct FailedFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     pub pod: Option<String>,
-    /// When it was dead-lettered.
+    /// When the file was dead-lettered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
 }

@@ -1,4 +1,4 @@
-//! `PipelinePolicy`: what a platform team allows, beyond what is valid.
+//! `PipelinePolicy`: rules and defaults of a platform team, in addition to the built-in rules.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -10,7 +10,7 @@ use strum::{Display, VariantNames};
 
 use super::cel;
 
-/// Rules and defaults for the Pipelines and PipelineRuns of some namespaces.
+/// Rules and defaults for the Pipelines and PipelineRuns of selected namespaces.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "filter.plainsight.ai",
@@ -19,7 +19,7 @@ use super::cel;
     status = "PipelinePolicyStatus",
     shortname = "plpol",
     category = "openfilter",
-    doc = "Rules and defaults that the admission webhook applies to Pipelines and PipelineRuns of the namespaces it selects.",
+    doc = "Rules and defaults that the admission webhook applies to Pipelines and PipelineRuns in the namespaces that the policy selects.",
     derive = "PartialEq",
     derive = "Default",
     printcolumn(name = "Action", type_ = "string", json_path = ".spec.action"),
@@ -35,33 +35,33 @@ use super::cel;
 #[x_kube(validation = Rule::new("(has(self.rules) && size(self.rules) > 0) || (has(self.defaults) && size(self.defaults) > 0)")
     .message("a policy without rules and defaults does nothing: add at least one"))]
 pub struct PipelinePolicySpec {
-    /// The namespaces it holds for; all of them when left out.
+    /// The namespaces that the policy applies to; if omitted, all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace_selector: Option<LabelSelector>,
 
-    /// The kinds it holds for.
+    /// The kinds that the policy applies to.
     #[schemars(length(min = 1, max = 2))]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub applies_to: Vec<PolicyTarget>,
 
-    /// `Deny` rejects what breaks a rule, `Warn` admits it with a warning.
+    /// `Deny` rejects an object that breaks a rule; `Warn` admits it with a warning.
     #[serde(default)]
     pub action: PolicyAction,
 
-    /// What must hold.
+    /// The rules that every object must satisfy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub rules: Vec<PolicyRule>,
 
-    /// Values that are filled in where the field is absent.
+    /// Values that the webhook fills in for absent fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["field".into()]))]
     pub defaults: Vec<PolicyDefault>,
 }
 
-/// Kinds a policy can hold for.
+/// The kinds that a policy can apply to.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Display, VariantNames)]
 #[allow(missing_docs)]
 pub enum PolicyTarget {
@@ -69,7 +69,7 @@ pub enum PolicyTarget {
     PipelineRun,
 }
 
-/// What happens when a rule is broken.
+/// What happens to an object that breaks a rule.
 #[derive(
     JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, Display, VariantNames,
 )]
@@ -77,11 +77,11 @@ pub enum PolicyAction {
     /// Reject the object.
     #[default]
     Deny,
-    /// Admit it, with a warning.
+    /// Admit the object with a warning.
     Warn,
 }
 
-/// One thing that must hold: a CEL expression, or a check of a field.
+/// One requirement: a CEL expression, or a check of a field.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
@@ -91,17 +91,17 @@ pub enum PolicyAction {
         .message("field needs exactly one of regex, range, required, forbidden and schema; cel needs none of them")
 )]
 pub struct PolicyRule {
-    /// Unique name within the policy; it is part of the rejection.
+    /// Name of the rule, unique within the policy. Rejections mention it.
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = cel::label_name())]
     pub name: String,
 
-    /// What the user reads when the rule is broken: what is wrong and what to write instead.
+    /// The message to a user whose object breaks the rule: what is wrong and what to write instead.
     #[schemars(length(min = 1, max = 1024))]
     pub message: String,
 
-    /// CEL expression whose text is shown in place of `message`, over the same variables as `cel`. If it has no text for
-    /// an object, `message` is shown.
+    /// CEL expression over the same variables as `cel`; its text is shown instead of `message`. If it yields no text for an
+    /// object, `message` is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub message_expression: Option<String>,
@@ -117,7 +117,7 @@ pub struct PolicyRule {
     #[schemars(length(min = 1, max = 256))]
     pub field: Option<String>,
 
-    /// The field must match this regular expression, as a whole.
+    /// The whole value of the field must match this regular expression.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub regex: Option<String>,
@@ -147,7 +147,7 @@ pub struct PolicyRule {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.min) || has(self.max)").message("a range needs min, max or both"))]
 pub struct PolicyRange {
-    /// The least allowed value.
+    /// The smallest allowed value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32))]
     #[x_kube(validation = Rule::new("!string(self).matches('^-?[0-9]{10,}$')")
@@ -161,7 +161,7 @@ pub struct PolicyRange {
     pub max: Option<IntOrString>,
 }
 
-/// A value for a field that is absent.
+/// A value for an absent field.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyDefault {
@@ -173,7 +173,7 @@ pub struct PolicyDefault {
     pub value: Value,
 }
 
-/// With a type, because CEL rules see only fields that have one.
+/// Declares a type, because CEL rules see only fields that have one.
 fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
@@ -182,11 +182,11 @@ fn any_json(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({ "x-kubernetes-preserve-unknown-fields": true })
 }
 
-/// What the webhook knows about a policy.
+/// The observed state of a policy, written by the webhook.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PipelinePolicyStatus {
-    /// The generation this status speaks of.
+    /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 

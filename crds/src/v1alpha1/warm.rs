@@ -18,24 +18,24 @@ pub enum Mode {
     Warm,
 }
 
-/// How a filter is given its files.
+/// How a filter receives its files.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, VariantNames)]
 pub enum Protocol {
     /// Its command runs once per file.
     #[default]
     Exec,
-    /// Its command runs on, and reads one line of JSON per file.
+    /// Its command keeps running and reads one line of JSON per file.
     Lines,
 }
 
 impl Protocol {
-    /// Whether it is the default.
+    /// Whether this is the default protocol.
     pub fn is_exec(&self) -> bool {
         *self == Self::Exec
     }
 }
 
-/// When Warm pods are replaced, so that slow leaks of filters stay bounded, and how much they fetch ahead.
+/// When Warm pods are replaced, so that slow leaks in filters stay bounded, and how much they prefetch.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct WarmOptions {
@@ -44,13 +44,13 @@ pub struct WarmOptions {
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_files_per_pod: i32,
 
-    /// How old a pod gets before it is replaced; it finishes its file first. Written like `90s`, `15m` or `1h30m`.
+    /// How old a pod may get before it is replaced; it finishes its current file first. Written like `90s`, `15m` or `1h30m`.
     #[serde(default = "default::max_pod_age")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = cel::duration("maxPodAge"), validation = cel::duration_range("maxPodAge", "1m"))]
     pub max_pod_age: String,
 
-    /// How much of its next files a pod fetches while it processes one, for example `256Mi`.
+    /// How many bytes of the next files a pod fetches while it processes one, for example `256Mi`.
     #[serde(default = "default::prefetch_bytes")]
     #[schemars(extend("maxLength" = 32))]
     #[x_kube(validation = Rule::new("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0")

@@ -1,5 +1,5 @@
-//! Decides about a request: which defaults to add, whether to admit it, and what to warn about. Reads the world, and asks the API server
-//! for single objects that no watch has delivered yet; writes nothing.
+//! Decides about a request: which defaults to add, whether to admit it, and what to warn about. Reads the world, and asks
+//! the API server for single objects that no watch has delivered yet; writes nothing.
 
 mod credentials;
 mod delete;
@@ -21,16 +21,16 @@ use crate::metrics::Metrics;
 use crate::review::{Answer, Operation, Request};
 use crate::world::{KnownNamespace, World};
 
-/// What an administrator decides.
+/// The settings of an administrator.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Networks that endpoints may be in although they are refused by default.
+    /// Networks that endpoints may use although they are refused by default.
     pub allowed_networks: Vec<IpNet>,
-    /// Hosts that endpoints may name although they are refused by default.
+    /// Hosts that endpoints may use although they are refused by default.
     pub allowed_hosts: Vec<String>,
     /// How long the policies of one request may take.
     pub policy_timeout: Duration,
-    /// Requests whose policies are evaluated at once.
+    /// How many requests may have their policies evaluated at once.
     pub evaluations: usize,
 }
 
@@ -40,8 +40,9 @@ impl Default for Settings {
             allowed_networks: Vec::new(),
             allowed_hosts: Vec::new(),
             policy_timeout: Duration::from_secs(1),
-            // Evaluation is computation: more at once than processors only makes each slower. One more than those, because
-            // a namespace has all but one: it can use every processor, and others find a slot all the same.
+            // Evaluation is pure computation: more evaluations than processors only slow each other down. There is one
+            // more slot than processors, because a namespace gets all slots but one: it can use every processor, and
+            // others still find a slot.
             evaluations: std::thread::available_parallelism().map_or(2, |cores| cores.get() + 1),
         }
     }
@@ -57,23 +58,24 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// With what is known of the cluster, and a way to ask for more.
+    /// Creates it from the known state of the cluster and a way to ask for more.
     pub fn new(world: Arc<World>, live: Arc<dyn Live>, settings: Settings, metrics: Arc<Metrics>) -> Self {
         let evaluator = Evaluator::new(settings.evaluations, settings.policy_timeout);
         Self { world, live, settings, evaluator, metrics }
     }
 
-    /// Adds defaults, or refuses an object that is wrong by itself.
+    /// Adds defaults, or refuses an object that is invalid on its own.
     ///
-    /// The API server asks this before it holds the object against schema and CEL rules, whose words are terser: what is refused here
-    /// is explained in ours, with all mistakes at once. Policies, Secrets and runIds wait for [`Self::validate`], because other
-    /// webhooks may still change the object.
+    /// The API server asks this before it checks the object against schema and CEL rules, whose messages are terser: a
+    /// refusal here explains all mistakes at once, in our words. Policies, Secrets and runIds wait for [`Self::validate`],
+    /// because other webhooks may still change the object.
     pub async fn mutate(&self, mut request: Request) -> Answer {
         let namespace = match self.namespace(&request.namespace).await {
             Ok(namespace) => namespace,
             Err(problem) => return Answer::deny(problem),
         };
-        // Asked before the defaults are there: what only they change is no reason to judge what was admitted long ago.
+        // Determined before the defaults are added: a change by defaults alone is no reason to check again an object that was
+        // admitted long ago.
         let judged = validate::changes_spec(&request);
         let Some(patch) = mutate::fill_in(&self.world.policies(), &namespace, &mut request) else {
             return Answer::allow();
@@ -82,8 +84,8 @@ impl Admission {
         Answer { patch: Some(patch), ..answer }
     }
 
-    /// The namespace of a request. One that the watch has not brought yet is asked for: without its labels the policies
-    /// that select it would not hold for what is created in its first moments.
+    /// The namespace of a request. If the watch has not delivered it yet, the API server is asked: without its labels, the
+    /// policies that select the namespace would not apply to objects created in its first moments.
     async fn namespace(&self, name: &str) -> Result<Arc<KnownNamespace>, String> {
         if let Some(known) = self.world.namespace(name) {
             return Ok(known);

@@ -1,5 +1,5 @@
-//! Defaults: those of the API, as its schema has them, and those of policies. Deterministic and idempotent, so that they never show up
-//! as drift.
+//! Adds defaults: those of the API's schema, and those of policies. They are deterministic and idempotent, so that they never
+//! show up as drift.
 
 use crds::policy::PolicySet;
 use crds::rules::{self, Kind};
@@ -10,7 +10,7 @@ use super::validate::is_being_deleted;
 use crate::review::{Operation, Request};
 use crate::world::KnownNamespace;
 
-/// Adds the defaults to the object of `request` and returns the patch that does the same; `None` if nothing may be added.
+/// Adds the defaults to the object of `request` and returns the equivalent patch; `None` if nothing may be added.
 pub(super) fn fill_in(
     policies: &PolicySet,
     namespace: &KnownNamespace,
@@ -18,7 +18,7 @@ pub(super) fn fill_in(
 ) -> Option<json_patch::Patch> {
     let Request { kind, operation, object, old_object, .. } = request;
     let changes = matches!(operation, Operation::Create | Operation::Update);
-    // An object that is being deleted stays as it is, so that its finalizers can always be removed; unless its spec changes.
+    // An object that is being deleted is left unchanged unless its spec changes, so that its finalizers can always be removed.
     let released = *operation == Operation::Update
         && is_being_deleted(object)
         && object.get("spec") == old_object.get("spec");
@@ -28,7 +28,7 @@ pub(super) fn fill_in(
     let written = written(object);
     let mut defaulted = rules::default(*kind, &written);
     if let Some(target) = target(*kind) {
-        // The spec of a stored run never changes; a Pipeline may gain a field with any change.
+        // Defaults never change the spec of a stored run; a Pipeline may gain a field with any change.
         let stored = (*operation == Operation::Update && *kind == Kind::PipelineRun).then_some(&*old_object);
         policies.fill_in(target, &namespace.labels, &mut defaulted, stored);
     }
@@ -50,7 +50,7 @@ fn written(object: &Value) -> Value {
     Value::Object(part)
 }
 
-/// The kinds that policies are about.
+/// The policy target of a kind; `None` if no policy applies to it.
 pub(super) fn target(kind: Kind) -> Option<PolicyTarget> {
     match kind {
         Kind::Pipeline => Some(PolicyTarget::Pipeline),

@@ -1,4 +1,4 @@
-//! Whether an object is admitted: the shared rules, what needs other objects, and the policies.
+//! Decides whether an object is admitted: by the shared rules, by checks against other objects, and by policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{Admission, credentials, delete};
 use crate::review::{Answer, Operation, Request};
 use crate::world::{Key, KnownPipeline};
 
-/// What kubectl notes of what it has applied. It changes with everything else, and is nobody's to judge.
+/// kubectl's copy of the object that it applied last. It changes with every other field, so it is not checked.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// The Pipeline that a run refers to.
@@ -23,16 +23,17 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 enum Referred {
     There(Arc<KnownPipeline>),
     Missing,
-    /// The run may not know: a Pipeline of another namespace, without a grant. What is no run refers to none.
+    /// A Pipeline of another namespace that no grant covers: the run must not learn whether it exists. Also used for objects
+    /// that are not runs, which refer to no Pipeline.
     Hidden,
 }
 
-/// What is wrong with an object.
+/// The mistakes in an object.
 #[derive(Default)]
 struct Broken {
-    /// It is refused for these.
+    /// Mistakes for which the object is refused.
     refused: Vec<Violation>,
-    /// On a dry run: what only other objects, as they are stored now, speak against.
+    /// On a dry run: mistakes that depend on other objects as they are stored now, which are only warnings.
     for_now: Vec<Violation>,
 }
 
@@ -50,7 +51,7 @@ impl Admission {
         };
         if change == Change::Spec {
             self.rules(&request, &referred, &mut answer).await;
-            // Other objects are looked at for an object that makes sense by itself.
+            // Other objects are consulted only if the object is valid on its own.
             if answer.allowed() {
                 self.surroundings(&request, &referred, &mut answer).await;
             }
@@ -69,7 +70,7 @@ impl Admission {
         answer
     }
 
-    /// Refuses an object that is wrong by itself, whatever else is stored.
+    /// Refuses an object that is invalid on its own, whatever else is stored.
     pub(super) async fn judge_alone(&self, mut request: Request) -> Answer {
         let mut answer = Answer::allow();
         if target(request.kind).is_none() {
@@ -81,7 +82,7 @@ impl Admission {
         if alone.is_none_or(|violations| violations.is_empty()) {
             return answer;
         }
-        // It is refused in any case, so the user reads at once what its Pipeline and grants say against it too.
+        // The object is refused in any case, so the answer also lists its conflicts with its Pipeline and grants.
         match self.pipeline_of(&request).await {
             Ok(referred) => self.rules(&request, &referred, &mut answer).await,
             Err(problem) => answer.reasons.push(problem),
@@ -89,7 +90,7 @@ impl Admission {
         answer
     }
 
-    /// What the rules know without other objects.
+    /// The context of the rules, without other objects.
     fn context<'a>(&'a self, old_run: Option<&'a PipelineRun>) -> Context<'a> {
         let endpoints = EndpointPolicy {
             allowed_networks: &self.settings.allowed_networks,
@@ -98,10 +99,10 @@ impl Admission {
         Context { endpoints, old_run, ..Context::default() }
     }
 
-    /// The shared rules, as the operator and `openfilter validate` apply them.
+    /// Applies the shared rules, as the operator and `openfilter validate` do.
     async fn rules(&self, request: &Request, referred: &Referred, answer: &mut Answer) {
         let broken = match request.kind {
-            // Compiling takes milliseconds, for hostile expressions more: not on a thread that answers others.
+            // Compiling takes milliseconds, and longer for hostile expressions, so it must not use a thread that answers others.
             Kind::PipelinePolicy => {
                 let object = request.object.clone();
                 let compiled =
@@ -128,7 +129,7 @@ impl Admission {
     }
 
     fn check(&self, request: &Request, referred: &Referred) -> Option<Broken> {
-        // A run that is there uses its Pipeline as it was when it started, and not as it is now.
+        // A stored run uses its Pipeline as it was when the run started, not as it is now.
         let pipeline = match referred {
             Referred::There(pipeline) if request.operation == Operation::Create => Some(&**pipeline),
             Referred::There(_) | Referred::Missing | Referred::Hidden => None,
@@ -142,15 +143,15 @@ impl Admission {
         if !request.dry_run || refused.is_empty() {
             return Some(Broken { refused, ..Broken::default() });
         }
-        // An engine dry-runs a whole commit before it applies any of it: the Pipeline with another prefix, or the grant,
-        // may be in it.
+        // An engine dry-runs a whole commit before it applies any of it, and the commit may contain the grant, or the
+        // Pipeline with another prefix.
         let alone = rules::check(&request.object, &alone)?;
         let (refused, for_now) = refused.into_iter().partition(|violation| alone.contains(violation));
         Some(Broken { refused, for_now })
     }
 
-    /// The grants that could matter: a cluster may have thousands, in other namespaces. A run needs some for the Secrets of
-    /// its Pipeline too, which are in the Pipeline's own namespace or in a third.
+    /// The grants that could matter, because a cluster may have thousands in other namespaces. A run also needs grants for
+    /// the Secrets of its Pipeline, which are in the Pipeline's own namespace or in a third one.
     fn grants_for(&self, request: &Request, pipeline: Option<&KnownPipeline>) -> Vec<ReferenceGrant> {
         const PLACES: [&str; 4] = [
             "/metadata",
@@ -164,15 +165,15 @@ impl Admission {
                 PLACES.iter().filter_map(|place| object.pointer(place)?.get("namespace")?.as_str())
             })
             .collect();
-        // Nobody needs a grant for what is in his own.
+        // References within a namespace need no grant.
         namespaces.remove(request.namespace.as_str());
         namespaces.into_iter().flat_map(|namespace| self.world.read().grants_in(namespace)).collect()
     }
 
-    /// What only other objects can say.
+    /// Checks the object against other objects.
     async fn surroundings(&self, request: &Request, referred: &Referred, answer: &mut Answer) {
         match request.kind {
-            // Without a grant, which is a warning on a dry run, nobody learns whether a Secret is there.
+            // A missing grant, which is only a warning on a dry run, must not reveal whether a Secret exists.
             Kind::Pipeline if answer.warnings.is_empty() => {
                 for violation in credentials::check(&*self.live, request, answer).await {
                     if request.dry_run {
@@ -204,7 +205,7 @@ impl Admission {
                 reference.name
             ));
         }
-        // A name that is yet to be generated gives an id that nobody has.
+        // A name that the API server has yet to generate results in an id that is not taken.
         if name.is_empty() {
             return;
         }
@@ -233,7 +234,7 @@ impl Admission {
             |policy: &Arc<Policy>| policy.selects(target, &namespace.labels) && policy.looks_at_usage();
         let usage = (target == PolicyTarget::PipelineRun && policies.iter().any(quotas))
             .then(|| self.world.usage_of_others(&(request.namespace.clone(), request.name.clone())));
-        // As for the rules: on a dry run the Pipeline that this one is applied with is not there yet.
+        // As with the rules: on a dry run, the Pipeline of the same commit is not stored yet.
         let (dry_run, known) = (request.dry_run, Arc::clone(&policies));
         let for_now = |policy: &str, rule: &str| {
             dry_run && known.get(policy).is_some_and(|policy| policy.looks_at_pipeline(rule))
@@ -253,8 +254,8 @@ impl Admission {
         }
     }
 
-    /// The Pipeline of a run. One that the watch has not brought yet is asked for: without it the policies that look at it
-    /// would not hold for runs that come right after it.
+    /// The Pipeline of a run. If the watch has not delivered it yet, the API server is asked: without it, the policies that
+    /// look at the Pipeline would not apply to runs that are created right after it.
     async fn pipeline_of(&self, request: &Request) -> Result<Referred, String> {
         let reference = request.object.pointer("/spec/pipelineRef").unwrap_or(&Value::Null);
         let (Kind::PipelineRun, Ok(reference)) = (request.kind, PipelineReference::deserialize(reference))
@@ -286,21 +287,21 @@ pub(super) fn changes_spec(request: &Request) -> bool {
     Change::of(request) == Change::Spec
 }
 
-/// What of an object is new.
+/// The part of an object that a request changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// What it does: everything is looked at.
+    /// The spec: everything is checked.
     Spec,
-    /// How it is labelled: policies may be about that.
+    /// Labels or annotations: only policies are checked, which may be about them.
     Labels,
-    /// Nothing that anybody judges.
+    /// Nothing that is checked.
     Nothing,
 }
 
 impl Change {
-    /// An object that was admitted stays changeable where nothing is judged, also after the rules became stricter: its
-    /// finalizers can be removed, its status can be written, and a run can be paused. One that is on its way out can be
-    /// changed in everything but what it does: its finalizers may keep it, and what it does may still be done.
+    /// Even after the rules became stricter, an admitted object can be changed where nothing is checked: its finalizers can
+    /// be removed, its status can be written, and a run can be paused. For an object that is being deleted, only a change of
+    /// spec is checked: its finalizers may keep it for long, and until then its spec may still be executed.
     fn of(request: &Request) -> Self {
         let (new, old) = (&request.object, &request.old_object);
         if request.operation == Operation::Create {
@@ -317,7 +318,7 @@ impl Change {
     }
 }
 
-/// The run as it is stored, if the request changes one.
+/// The stored run, if the request changes one.
 fn old_run(request: &Request) -> Option<PipelineRun> {
     let changed = request.kind == Kind::PipelineRun && request.operation == Operation::Update;
     changed.then(|| PipelineRun::deserialize(&request.old_object).ok()).flatten()
@@ -337,18 +338,17 @@ fn only_suspended(request: &Request) -> bool {
         && without(&request.object) == without(&request.old_object)
 }
 
-/// The annotations that people make.
+/// The annotations, except kubectl's own.
 fn annotations(object: &Value) -> BTreeMap<&String, &Value> {
     let all = object.pointer("/metadata/annotations").and_then(Value::as_object);
     all.into_iter().flatten().filter(|(key, _)| *key != LAST_APPLIED).collect()
 }
 
-/// Whether an object is on its way out.
 pub(super) fn is_being_deleted(object: &Value) -> bool {
     object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null())
 }
 
-/// The namespace of the request is the object's: a person may leave it out, and rules compare it.
+/// Copies the namespace of the request into the object: users may omit it there, and rules compare it.
 fn set_namespace(request: &mut Request) {
     if let Some(metadata) = request.object.get_mut("metadata").and_then(Value::as_object_mut)
         && !request.namespace.is_empty()
