@@ -76,7 +76,7 @@ pub const PEOPLE: &[Role] = &[
         name: "openfilter-view",
         place: Place::AddedTo("view"),
         account: "",
-        why: "Whoever may view a namespace may view its runs.",
+        why: "Users who may view a namespace may view its runs.",
         rights: &[
             Right::to(GROUP, "pipelines", READ, "see what can be run"),
             Right::to(GROUP, "pipelineruns", READ, "see how runs get on"),
@@ -93,7 +93,7 @@ pub const PEOPLE: &[Role] = &[
         name: "openfilter-edit",
         place: Place::AddedTo("edit"),
         account: "",
-        why: "Whoever may edit a namespace may run Pipelines in it.",
+        why: "Users who may edit a namespace may run Pipelines in it.",
         rights: &[
             Right::to(GROUP, "pipelines", WRITE, "write Pipelines"),
             Right::to(GROUP, "pipelineruns", WRITE, "start, pause and delete runs"),

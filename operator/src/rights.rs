@@ -20,7 +20,7 @@ pub const ROLES: &[Role] = &[
                 GROUP,
                 "pipelines/status",
                 &["update"],
-                "say whether a Pipeline is valid and has its keys",
+                "report whether a Pipeline is valid and has its keys",
             ),
             Right::to(GROUP, "referencegrants", &["list", "watch"], "know which references are permitted"),
             Right::to(
@@ -29,12 +29,12 @@ pub const ROLES: &[Role] = &[
                 &["get", "list", "watch", "patch"],
                 "follow runs, and set and remove their finalizer",
             ),
-            Right::to(GROUP, "pipelineruns/status", &["update"], "say how a run gets on"),
+            Right::to(GROUP, "pipelineruns/status", &["update"], "report the progress of a run"),
             Right::to(
                 GROUP,
                 "pipelineruns/finalizers",
                 &["update"],
-                "own Job, Secrets and snapshot with blockOwnerDeletion, where the cluster asks for this right",
+                "own Job, Secrets and snapshot with blockOwnerDeletion, where the cluster requires this right",
             ),
             Right::to(
                 "batch",
@@ -46,13 +46,13 @@ pub const ROLES: &[Role] = &[
                 "batch",
                 "jobs/status",
                 &["patch"],
-                "the operator manages its Jobs (managedBy), so it counts",
+                "the operator manages its Jobs (managedBy), so it maintains their counts",
             ),
             Right::to(
                 "batch",
                 "jobs/finalizers",
                 &["update"],
-                "own pods with blockOwnerDeletion, where the cluster asks for this right",
+                "own pods with blockOwnerDeletion, where the cluster requires this right",
             ),
             Right::to(
                 "",
@@ -72,7 +72,7 @@ pub const ROLES: &[Role] = &[
                 &["get", "create", "patch", "delete"],
                 "read keys of buckets by name; make and remove the Secrets of a run's workers. Never listed or watched",
             ),
-            Right::to("events.k8s.io", "events", &["create", "patch"], "tell people what happened"),
+            Right::to("events.k8s.io", "events", &["create", "patch"], "record what happened"),
         ],
     },
     Role {
@@ -81,13 +81,14 @@ pub const ROLES: &[Role] = &[
         account: ACCOUNT,
         why: "What the operator keeps for itself.",
         rights: &[
-            Right::to("coordination.k8s.io", "leases", &["create"], "found the election of a leader"),
-            Right::to("coordination.k8s.io", "leases", &["get", "update"], "take part in it").named(&[LEASE]),
+            Right::to("coordination.k8s.io", "leases", &["create"], "create the Lease for leader election"),
+            Right::to("coordination.k8s.io", "leases", &["get", "update"], "take part in leader election")
+                .named(&[LEASE]),
             Right::to(
                 "",
                 "configmaps",
                 &["get", "create", "patch"],
-                "note what is still to be removed from Valkey",
+                "record what must still be removed from Valkey",
             )
             .named(&[NOTES]),
         ],

@@ -14,23 +14,23 @@ pub const ROLES: &[Role] = &[
         name: "openfilter-webhook",
         place: Place::Cluster,
         account: ACCOUNT,
-        why: "What the webhook knows of the cluster when it judges an object.",
+        why: "What the webhook must know about the cluster to judge an object.",
         rights: &[
             Right::to(
                 GROUP,
                 "pipelines",
                 &["get", "list", "watch"],
-                "judge runs by their Pipeline, also by one that is so new that no watch has brought it",
+                "judge runs by their Pipeline, even one too new for the watch to have shown it",
             ),
             Right::to(
                 GROUP,
                 "pipelineruns",
                 &["list", "watch"],
-                "find a runId that is taken, and runs that are affected",
+                "find runIds that are taken, and runs that a change affects",
             ),
             Right::to(GROUP, "referencegrants", &["list", "watch"], "know which references are permitted"),
             Right::to(GROUP, "pipelinepolicies", &["list", "watch"], "enforce policies"),
-            Right::to(GROUP, "pipelinepolicies/status", &["patch"], "say whether a policy is in force"),
+            Right::to(GROUP, "pipelinepolicies/status", &["patch"], "report whether a policy is in force"),
             Right::to(
                 "",
                 "namespaces",
@@ -55,7 +55,7 @@ pub const ROLES: &[Role] = &[
         name: "openfilter-webhook-trust",
         place: Place::Cluster,
         account: ACCOUNT,
-        why: "Only where the webhook makes its certificates itself: whom the API server trusts.",
+        why: "Only where the webhook issues its own certificates: the CA bundles that the API server trusts.",
         rights: &[
             Right::to(
                 ADMISSION,
@@ -77,10 +77,10 @@ pub const ROLES: &[Role] = &[
         name: "openfilter-webhook-certificates",
         place: Place::Own,
         account: ACCOUNT,
-        why: "Only where the webhook makes its certificates itself: the Secret that all replicas share.",
+        why: "Only where the webhook issues its own certificates: the Secret that all replicas share.",
         rights: &[
             Right::to("", "secrets", &["create"], "store the first certificates"),
-            Right::to("", "secrets", &["get", "update"], "take up and renew them").named(&[SECRET]),
+            Right::to("", "secrets", &["get", "update"], "load and renew them").named(&[SECRET]),
         ],
     },
 ];
