@@ -127,28 +127,26 @@ impl Metrics {
         let runs_degraded = add.family(
             "runs_degraded",
             "reason",
-            "PipelineRuns that something holds up, by reason of their condition Degraded",
+            "Blocked PipelineRuns, by reason of their condition Degraded",
         );
-        let files_settled =
-            add.family("files_settled", "outcome", "Attempts at files, by what became of them");
+        let files_settled = add.family("files_settled", "outcome", "Attempts at files, by outcome");
         let breaker_open = add.family(
             "breaker_open",
             "dependency",
-            "PipelineRuns that only probe a dependency because it fails: source, sink, credentials or image",
+            "PipelineRuns that only probe a failing dependency: source, sink, credentials or image",
         );
         let breaker_next_probe = add.family(
             "breaker_next_probe_timestamp_seconds",
             "dependency",
-            "Unix time at which a dependency that fails is probed next, the earliest of all runs; in the past while a probe is under way or stuck; 0 while no breaker is open",
+            "Unix time of the next probe of a failing dependency, the earliest of all runs; in the past while a probe is under way or stuck; 0 while no breaker is open",
         );
         let breakers = DEPENDENCIES.map(|dependency| {
             let label = DependencyLabel { dependency };
             let gauge = |family: &Family<DependencyLabel, Gauge>| family.get_or_create(&label).clone();
             (dependency, Breakers::new(gauge(&breaker_open), gauge(&breaker_next_probe)))
         });
-        let pass_duration =
-            add.seconds("pass_duration", "Time from the start of a pass over a run to its end", PASS_SECONDS);
-        let pass_errors = add.family("pass_errors", "error", "Passes over a run that failed, by error");
+        let pass_duration = add.seconds("pass_duration", "Duration of a pass over a run", PASS_SECONDS);
+        let pass_errors = add.family("pass_errors", "error", "Failed passes over a run, by error");
         let pods_created = add.plain("pods_created", "Pods that were created");
         let pods_deleted = add.plain("pods_deleted", "Pods that were deleted");
         let listing_pages = add.plain("listing_pages", "Pages of buckets that were listed and queued");
@@ -160,7 +158,7 @@ impl Metrics {
             "Time from when a pod was seen to have finished until its file was settled",
             SETTLE_SECONDS,
         );
-        let valkey_errors = add.family("valkey_errors", "error", "Calls of Valkey that failed, by error");
+        let valkey_errors = add.family("valkey_errors", "error", "Failed calls to Valkey, by error");
         let kubernetes_requests =
             add.plain("kubernetes_requests", "Requests to the Kubernetes API, without retries");
         let leader = add.plain("leader", "1 while this replica leads, 0 otherwise");

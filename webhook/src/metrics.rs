@@ -142,10 +142,10 @@ impl Metrics {
         );
         registry.register("in_flight", "Requests that are being answered", in_flight.clone());
         // This cannot show that a watch is alive: the client does not report that a quiet watch was renewed.
-        let help = "When a watch last brought an event, which on a quiet cluster is long ago; \
-                    one that is broken shows in watch_errors";
+        let help = "When a watch last delivered an event, which on a quiet cluster may be long ago; \
+                    a broken watch shows in watch_errors";
         registry.register_with_unit("watch_news_timestamp", help, Unit::Seconds, watch.clone());
-        let help = "Watches that broke, and were started again";
+        let help = "Watches that broke and were restarted";
         registry.register("watch_errors", help, watch_errors.clone());
         let help = "When the serving certificate expires";
         registry.register_with_unit("certificate_expiry_timestamp", help, Unit::Seconds, certificate.clone());
