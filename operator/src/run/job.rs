@@ -204,7 +204,7 @@ impl Pass<'_> {
             // The run ends even if the API server refuses the Job's last status. A right that is missing may come back.
             Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
             {
-                tracing::warn!(run = %self.run.name_any(), doing, error = chain(&source), "the end of the Job was refused");
+                tracing::warn!(run = %self.run.name_any(), doing, error = chain(&source), "the API server refused the final status of the Job");
                 Ok(())
             }
             written => written,

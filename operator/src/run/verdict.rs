@@ -131,8 +131,10 @@ pub fn of_vanished(pod: &WorkerPod) -> Judgement {
 /// The judgement about a pod whose node has not prepared it for too long. Unless its node restarted, it has claimed nothing.
 pub fn of_unprepared(pod: &WorkerPod) -> Judgement {
     let node = pod.node.as_deref().unwrap_or("its node");
-    let text =
-        format!("NodeNotStarting: {node} brings up no sandbox, network or volumes for the pod {}", pod.name);
+    let text = format!(
+        "NodeNotStarting: {node} did not set up the sandbox, network or volumes of the pod {}",
+        pod.name
+    );
     disruption(pod, Cause::Pod, Failure::new(&text, None), true)
 }
 
@@ -165,7 +167,7 @@ pub fn of_held(begun: Option<Begun>, others: usize, pod: &str, judgement: &Judge
 /// What becomes of a file whose worker ended well, and whose end was not reported.
 fn of_silence(pod: &str) -> Verdict {
     let failure =
-        Failure::new(&format!("WorkerSilent: the pod {pod} ended without saying how it went"), None);
+        Failure::new(&format!("WorkerSilent: the pod {pod} ended without reporting an outcome"), None);
     Verdict::Disrupted(Disruption { failure, counts: true })
 }
 
