@@ -158,7 +158,7 @@ async fn follow<R, K>(
                 Err(unreadable) => sink.forget(&unreadable.metadata),
             },
             Err(error) => {
-                tracing::warn!(path, %error, cause = %cause(&error), "a watch broke, and starts again");
+                tracing::warn!(path, %error, cause = %cause(&error), "a watch broke and is restarted");
                 sink.broke();
             }
         }

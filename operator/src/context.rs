@@ -131,7 +131,7 @@ impl Context {
         tokio::spawn(async move {
             let sent = tokio::time::timeout(Duration::from_secs(10), recorder.publish(&event, &about)).await;
             if let Ok(Err(error)) = sent {
-                tracing::debug!(error = crate::chain(&error), "an event was not taken");
+                tracing::debug!(error = crate::chain(&error), "could not record an event");
             }
         });
     }

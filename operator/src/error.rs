@@ -24,16 +24,16 @@ pub enum Error {
     Queue(#[from] queue::Error),
     /// Another object owns something with the name of a part of this run. Usually that object is being
     /// garbage-collected.
-    #[error("cannot use {what}: it belongs to another owner; it is waited for, or delete it")]
+    #[error("cannot use {what}: it belongs to another owner; the run waits until it is deleted")]
     NotOurs {
         /// Kind and name.
         what: String,
     },
     /// A stored snapshot cannot be read, or an outcome cannot be written.
-    #[error("cannot read or write what is stored as JSON")]
+    #[error("cannot read or write stored JSON")]
     Json(#[source] serde_json::Error),
     /// The machine provides no random numbers.
-    #[error("cannot make a random name: {0}")]
+    #[error("cannot generate a random name: {0}")]
     Random(getrandom::Error),
     /// A pass exceeded its time limit.
     #[error("cannot finish a pass within {0:?}")]
@@ -190,6 +190,6 @@ mod tests {
     #[test]
     fn causes_are_told_once() {
         let error = Error::Random(getrandom::Error::UNSUPPORTED);
-        assert!(chain(&error).starts_with("cannot make a random name: "));
+        assert!(chain(&error).starts_with("cannot generate a random name: "));
     }
 }

@@ -74,7 +74,7 @@ pub enum Fatal {
     #[error("cannot keep the Lease: it could not be renewed in time, so another replica may lead by now")]
     LeadershipLost,
     /// A task that must never end has ended.
-    #[error("cannot go on: a task of the operator has ended")]
+    #[error("cannot continue: a task of the operator has ended")]
     TaskEnded,
     /// The system does not let us listen for signals.
     #[error("cannot listen for signals")]
@@ -236,7 +236,10 @@ async fn check_managed_jobs(client: &Client, namespace: &str) -> Result<(), Fata
             Ok(_) => return Err(Fatal::NotManaged),
             // The operator checks each Job again when it creates it.
             Err(error @ kube::Error::Api(_)) => {
-                tracing::warn!(error = chain(&error), "could not ask whether the cluster knows managedBy");
+                tracing::warn!(
+                    error = chain(&error),
+                    "could not check whether the cluster supports managedBy"
+                );
                 return Ok(());
             }
             Err(error) => {

@@ -19,7 +19,7 @@ async fn main() -> ExitCode {
     match operator::run(settings).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = operator::chain(&error), "the operator ends");
+            tracing::error!(error = operator::chain(&error), "the operator stopped");
             ExitCode::FAILURE
         }
     }

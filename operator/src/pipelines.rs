@@ -174,7 +174,7 @@ async fn publish(
 fn status(pipeline: &Pipeline, verdict: &Verdict, newest: Option<&PipelineRun>, now: Time) -> PipelineStatus {
     let old = pipeline.status.clone().unwrap_or_default();
     let (word, reason, message) = match verdict {
-        Ok(()) => ("True", "Valid", "the Pipeline is valid and its keys are there"),
+        Ok(()) => ("True", "Valid", "the Pipeline is valid and its keys exist"),
         Err((reason, message)) => ("False", *reason, message.as_str()),
     };
     let same = old.conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status == word);

@@ -51,7 +51,7 @@ pub async fn serve(
             stopped(stop).await;
             sleep(GRACE).await;
         } => {
-            warn!("a client of the HTTP port does not come to an end");
+            warn!("a client of the HTTP port has not finished in time");
             Ok(())
         }
     }

@@ -38,7 +38,7 @@ pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<U
                 let Some(uid) = uids.remove(&id) else { continue };
                 let wake = wakes.remove(&uid);
                 if panicked {
-                    tracing::error!(uid = %uid, "the task of a run panicked and is started again");
+                    tracing::error!(uid = %uid, "the task of a run panicked and is restarted");
                     let world = Arc::clone(&ctx.world);
                     tokio::spawn(async move {
                         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -34,7 +34,7 @@ pub enum RunIdError {
     #[error("{0:?} is not cg:<runId>")]
     Group(String),
     /// One of the two is missing; this is the other one.
-    #[error("{0:?} stands alone, and queue needs both stream and group")]
+    #[error("{0:?} is set alone, but queue needs both stream and group")]
     Alone(String),
     /// Both are missing.
     #[error("queue has neither stream nor group")]

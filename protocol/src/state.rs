@@ -186,7 +186,7 @@ impl fmt::Display for FilterEnding {
 
 /// The text is not the ending of a filter.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not how a filter ends")]
+#[error("not an ending of a filter")]
 pub struct NoEnding;
 
 impl FromStr for FilterEnding {

@@ -89,7 +89,7 @@ impl WorkerUser {
             .arg("on")
             .arg(format!("#{}", self.password_hash()));
         command.arg(&self.keys).arg(self.commands);
-        connection.command::<Value>("make the user of the run's workers", &command).await?;
+        connection.command::<Value>("create the user of the run's workers", &command).await?;
         Ok(Ensured::Restored)
     }
 

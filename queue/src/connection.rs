@@ -100,7 +100,7 @@ impl Server {
         // URLs are printed, so they must not contain secrets.
         if login.username().is_some() || login.password().is_some() {
             return Err(Error::Config {
-                detail: "the URL holds credentials: give user and password apart from it".into(),
+                detail: "the URL contains credentials: set user and password separately".into(),
             });
         }
         if let Some(username) = &self.username {

@@ -99,7 +99,7 @@ impl DeadLetter {
         let exit_code: String = fields.get("exitCode")?;
         let time = entry.id.split('-').next().and_then(|time| time.parse().ok());
         Ok(Self {
-            time_ms: time.ok_or_else(|| Error::reply(doing, format!("{:?} is no entry", entry.id)))?,
+            time_ms: time.ok_or_else(|| Error::reply(doing, format!("{:?} is not an entry ID", entry.id)))?,
             run: fields.get("run")?,
             file: fields.get("file")?,
             attempts: fields.get("attempts")?,

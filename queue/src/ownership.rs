@@ -67,7 +67,7 @@ impl RunQueue {
                     None => pipeline.cmd("PERSIST").arg(ledger).ignore(),
                 };
             }
-            connection.pipeline::<()>("renew the memory of finished runs", &pipeline).await?;
+            connection.pipeline::<()>("renew the record of finished runs", &pipeline).await?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use crate::Error;
 
 fn fill(buffer: &mut [u8]) -> Result<(), Error> {
     getrandom::fill(buffer)
-        .map_err(|error| Error::Config { detail: format!("the system gives no random numbers: {error}") })
+        .map_err(|error| Error::Config { detail: format!("the system provides no random numbers: {error}") })
 }
 
 /// 128 bits in hexadecimal.

@@ -36,7 +36,7 @@ macro_rules! scripts {
 
 scripts! {
     Open, "allow-oom", "open the queue of the run", "common", "open";
-    Begin, "allow-oom", "note when the run began", "common", "begin";
+    Begin, "allow-oom", "record when the run began", "common", "begin";
     Enqueue, "allow-oom", "queue a page of files", "common", "enqueue";
     HandOut, "allow-oom", "hand files to pods", "common", "hand_out";
     Settle, "allow-oom", "settle files", "common", "attempt", "settle";

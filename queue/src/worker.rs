@@ -14,7 +14,7 @@ use crate::message::{Claim, EntryId};
 /// The field of an entry that tells a worker to end.
 pub(crate) const STOP: &str = "stop";
 const CLAIMING: &str = "claim a file";
-const REPORTING: &str = "report what became of files";
+const REPORTING: &str = "report the outcome of files";
 
 /// The contents of a pod's inbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -18,7 +18,7 @@ pub fn parse_endpoint(text: &str) -> Result<Url, EndpointError> {
         return Err(EndpointError("contains credentials"));
     }
     if !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
-        return Err(EndpointError("is more than a host"));
+        return Err(EndpointError("contains more than a host and port"));
     }
     Ok(url)
 }

@@ -35,7 +35,7 @@ pub enum StorageError {
     #[error("request refused: {0}")]
     Refused(String),
     /// The service's answer must not be trusted.
-    #[error("an answer that cannot be right: {0}")]
+    #[error("invalid answer: {0}")]
     Unusable(String),
     /// The guard of the bucket refuses the service's address.
     #[error("address refused: {0}")]
@@ -72,7 +72,7 @@ where
                 return Self::AddressRefused(refused.to_string());
             }
             if has::<LengthLimitError>(&error) {
-                return Self::Unusable("it does not end".to_owned());
+                return Self::Unusable("it is too long".to_owned());
             }
             return Self::Unreachable(chain(&error));
         };

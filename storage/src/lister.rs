@@ -60,7 +60,7 @@ impl Lister {
                 return Ok(page);
             }
             if next_token.is_none() || next_token == token {
-                return unusable("a page without keys says that more follow, and not where");
+                return unusable("a page without keys says that more follow, but not where");
             }
             token = next_token;
         }

@@ -100,7 +100,7 @@ async fn unusable_settings_say_what_to_write() {
     let Err(Error::Config { detail }) = Server::at("redis://:hunter2@valkey").connect().map(|_| ()) else {
         panic!()
     };
-    assert!(detail.contains("apart from it") && !detail.contains("hunter2"), "{detail}");
+    assert!(detail.contains("separately") && !detail.contains("hunter2"), "{detail}");
     for url in ["", "valkey.example:6379", "http://valkey"] {
         let Err(Error::Config { detail }) = Server::at(url).connect().map(|_| ()) else {
             panic!("{url:?} was accepted")

@@ -47,22 +47,22 @@ pub enum Error {
     #[error("cannot read --log {0:?}: {1}")]
     Log(String, #[source] tracing_subscriber::filter::ParseError),
     /// The API server cannot be found.
-    #[error("find the API server: {0}")]
+    #[error("cannot find the API server: {0}")]
     Config(#[source] kube::config::InferConfigError),
     /// The client cannot be created.
-    #[error("connect to the API server: {0}")]
+    #[error("cannot connect to the API server: {0}")]
     Client(#[source] Box<kube::Error>),
     /// The server cannot listen on an address.
     #[error("cannot listen on {0}: {1}")]
     Listen(std::net::SocketAddr, #[source] std::io::Error),
     /// TLS cannot be set up.
-    #[error("set up TLS: {0}")]
+    #[error("cannot set up TLS: {0}")]
     Tls(#[source] rustls::Error),
     /// The files of `--cert-dir` cannot be used.
     #[error(transparent)]
     Files(#[from] tls::files::FilesError),
     /// Signals cannot be received.
-    #[error("wait for signals: {0}")]
+    #[error("cannot wait for signals: {0}")]
     Signals(#[source] std::io::Error),
     /// The server ended.
     #[error("serve: {0}")]

@@ -10,7 +10,7 @@ fn main() -> std::process::ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let ended = match runtime {
         Ok(runtime) => runtime.block_on(webhook::run(args)).map_err(|error| error.to_string()),
-        Err(error) => Err(format!("start: {error}")),
+        Err(error) => Err(format!("cannot start: {error}")),
     };
     match ended {
         Ok(()) => std::process::ExitCode::SUCCESS,

@@ -55,10 +55,10 @@ pub enum Operation {
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
     /// Not JSON, or not a review.
-    #[error("read the AdmissionReview: {0}")]
+    #[error("cannot read the AdmissionReview: {0}")]
     Unreadable(String),
     /// A review of another version.
-    #[error("apiVersion is {0:?}, and only {API_VERSION} is understood")]
+    #[error("apiVersion is {0:?}, but only {API_VERSION} is supported")]
     Version(String),
     /// The object's kind is not part of this API, or not the one of the endpoint.
     #[error("it is about {found:?}, and this endpoint is for {expected}")]

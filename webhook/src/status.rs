@@ -50,7 +50,7 @@ async fn write_one(api: &Api<DynamicObject>, compiled: &Compiled) -> bool {
         Ok(_) => true,
         Err(kube::Error::Api(status)) if status.code == 404 => true,
         Err(error) => {
-            warn!(policy = name, %error, "the status of the policy could not be written, and is tried again");
+            warn!(policy = name, %error, "the status of the policy could not be written; retrying");
             false
         }
     }

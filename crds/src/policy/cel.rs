@@ -68,7 +68,7 @@ impl Expression {
     /// Compiles an expression; the error says what is wrong with it.
     pub(crate) fn compile(source: &str) -> Result<Self, String> {
         if source.len() > LENGTH_MAX {
-            return Err(format!("it is {} bytes long, and {LENGTH_MAX} are allowed", source.len()));
+            return Err(format!("it is {} bytes long, but at most {LENGTH_MAX} are allowed", source.len()));
         }
         // In a separate thread, because a parser that recurses too deeply ends the whole process, not only
         // the request.
@@ -170,7 +170,7 @@ fn explain(error: &ExecutionError) -> String {
             format!("there is no field {key:?}; ask with has(…) first if it may be absent")
         }
         ExecutionError::NoSuchOverload => {
-            "an operator or function is used on a value it is not made for".to_owned()
+            "an operator or function is used on a value of a type that it does not support".to_owned()
         }
         other => one_line(&other.to_string()),
     }
@@ -206,7 +206,7 @@ impl Rewriter {
             Expr::Call(call) => self.call(call)?,
             Expr::Comprehension(comprehension) => self.comprehension(*comprehension)?,
             Expr::Struct(fields) => {
-                return Err(format!("{:?} is not a type that can be made here", fields.type_name));
+                return Err(format!("values of type {:?} cannot be created here", fields.type_name));
             }
             Expr::Unspecified => return Err("it is empty".to_owned()),
         };
@@ -236,7 +236,7 @@ impl Rewriter {
                 nearest(&name, known.iter().map(String::as_str).chain(self.scope.iter().map(String::as_str)));
             return Err(match near {
                 Some(near) => format!("there is no variable {name:?}; did you mean {near}?"),
-                None => format!("there is no variable {name:?}; there are {}", known.join(", ")),
+                None => format!("there is no variable {name:?}; the variables are {}", known.join(", ")),
             });
         };
         self.variables.insert(variable);
@@ -298,7 +298,7 @@ impl Rewriter {
         let accu_init = self.rewrite(accu_init)?;
         self.loops += 1;
         if self.loops > LOOPS_MAX {
-            return Err(format!("it has more than {LOOPS_MAX} loops within each other"));
+            return Err(format!("it has more than {LOOPS_MAX} nested loops"));
         }
         let outside = self.scope.len();
         self.scope.extend([iter_var.clone(), accu_var.clone()]);

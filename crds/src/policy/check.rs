@@ -68,7 +68,7 @@ impl Check {
             (Self::Forbidden, Some(Value::Bool(false))) => None,
             (Self::Forbidden, Some(value)) => Some(format!("is {}", shown(value))),
             (Self::Regex(_), Some(Value::String(text))) if text.len() > REGEX_TEXT_MAX => Some(format!(
-                "has {} bytes, and a pattern is held against {REGEX_TEXT_MAX} at most",
+                "has {} bytes, but a pattern is matched against at most {REGEX_TEXT_MAX}",
                 text.len()
             )),
             (Self::Regex(regex), Some(value)) => {
@@ -85,9 +85,9 @@ impl Check {
                 let at = error.instance_path().to_string();
                 let what = one_line(&error.to_string());
                 Some(if at.is_empty() {
-                    format!("is not as it should be: {what}")
+                    format!("does not match the schema: {what}")
                 } else {
-                    format!("is not as it should be at {at}: {what}")
+                    format!("does not match the schema at {at}: {what}")
                 })
             }
         }
@@ -252,7 +252,7 @@ mod tests {
         let longer = json!(format!("ghcr.io/acme/{}", "a".repeat(REGEX_TEXT_MAX)));
         assert_eq!(
             problem(&check, longer).as_deref(),
-            Some("has 65549 bytes, and a pattern is held against 65536 at most")
+            Some("has 65549 bytes, but a pattern is matched against at most 65536")
         );
         // Brackets in a pattern must not let an alternative escape the anchors.
         assert!(compile_regex_whole("a)|(b").is_err());

@@ -248,7 +248,10 @@ fn find_all(This(text): This<Arc<String>>, Arguments(args): Arguments) -> Result
         [Value::String(pattern)] => (pattern, usize::MAX),
         [Value::String(pattern), Value::Int(most)] => (pattern, usize::try_from(*most).unwrap_or(usize::MAX)),
         _ => {
-            return Err(ExecutionError::function_error("findAll", "it needs a pattern, and perhaps a limit"));
+            return Err(ExecutionError::function_error(
+                "findAll",
+                "it needs a pattern and, optionally, a limit",
+            ));
         }
     };
     let regex = searching("findAll", &text, pattern)?;
@@ -276,7 +279,7 @@ fn index_of(This(this): This<Value>, Arguments(args): Arguments) -> Result<Value
         }
         (Value::List(list), [entry]) => Ok(index(list.iter().position(|other| other == entry))),
         _ => {
-            Err(ExecutionError::function_error("indexOf", "it needs a text in a text, or an entry of a list"))
+            Err(ExecutionError::function_error("indexOf", "it finds a text in a text, or an entry in a list"))
         }
     }
 }
@@ -300,7 +303,7 @@ fn last_index_of(This(this): This<Value>, Arguments(args): Arguments) -> Result<
         (Value::List(list), [entry]) => Ok(index(list.iter().rposition(|other| other == entry))),
         _ => Err(ExecutionError::function_error(
             "lastIndexOf",
-            "it needs a text in a text, or an entry of a list",
+            "it finds a text in a text, or an entry in a list",
         )),
     }
 }
@@ -330,7 +333,10 @@ fn replace(This(text): This<Arc<String>>, Arguments(args): Arguments) -> Result<
             (old, new, usize::try_from(*most).unwrap_or(usize::MAX))
         }
         _ => {
-            return Err(ExecutionError::function_error("replace", "it needs two texts, and perhaps a limit"));
+            return Err(ExecutionError::function_error(
+                "replace",
+                "it needs two texts and, optionally, a limit",
+            ));
         }
     };
     let places = text.matches(old.as_str()).take(most).count();

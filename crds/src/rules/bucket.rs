@@ -26,7 +26,7 @@ pub(super) fn check(
     if !bucket.endpoint.is_empty() {
         endpoint::check(&field.field("endpoint"), &bucket.endpoint, &context.endpoints, out);
     } else if bucket.region.is_empty() {
-        let message = "it is empty, and so is endpoint, which means AWS";
+        let message = "it is empty, but without an endpoint the bucket is on AWS, which needs a region";
         let fix = "write the bucket's region, for example eu-central-1, or the endpoint of another S3-compatible service";
         out.add(&field.field("region"), Rule::BucketRegion, message, fix);
     }
@@ -54,7 +54,7 @@ fn check_name(field: &Path, name: &str, out: &mut Findings) {
     let why = if name.len() < 3 || name.len() > 63 {
         "is not 3 to 63 characters long"
     } else if !name.chars().all(allowed) || !name.starts_with(at_ends) || !name.ends_with(at_ends) {
-        "is not made of lowercase letters, digits, dots and hyphens, starting and ending with a letter or digit"
+        "must contain only lowercase letters, digits, dots and hyphens, and must start and end with a letter or digit"
     } else if name.contains("..") {
         "has two dots in a row"
     } else if name.parse::<Ipv4Addr>().is_ok() {
@@ -73,13 +73,13 @@ fn check_name(field: &Path, name: &str, out: &mut Findings) {
 pub(super) fn check_prefix(field: &Path, prefix: &str, out: &mut Findings) {
     if prefix.len() > KEY_BYTES_MAX {
         let message = format!(
-            "{} is {} bytes long, and keys have at most {KEY_BYTES_MAX}",
+            "{} is {} bytes long, but keys have at most {KEY_BYTES_MAX}",
             quote(prefix),
             prefix.len()
         );
         out.add(field, Rule::Prefix, message, "write a shorter prefix");
     } else if let Some(rest) = prefix.strip_prefix("s3://") {
-        let message = format!("{} is a URL, and no key begins with s3://", quote(prefix));
+        let message = format!("{} is a URL, but keys do not begin with s3://", quote(prefix));
         let fix = format!(
             "write only what follows the bucket: {}",
             quote(rest.split_once('/').map_or("", |(_, key)| key))

@@ -101,7 +101,7 @@ pub(super) fn check(field: &Path, endpoint: &str, policy: &EndpointPolicy<'_>, o
         out.add(
             field,
             Rule::EndpointCredentials,
-            "the URL contains credentials, which everybody could read",
+            "the URL contains credentials, which anyone who reads this object would see",
             fix,
         );
         return;
@@ -119,7 +119,12 @@ pub(super) fn check(field: &Path, endpoint: &str, policy: &EndpointPolicy<'_>, o
         return;
     }
     if !bare || endpoint.contains(char::is_whitespace) {
-        out.add(field, Rule::Endpoint, format!("{} is more than a host", quote(endpoint)), FORM);
+        out.add(
+            field,
+            Rule::Endpoint,
+            format!("{} contains more than a host and port", quote(endpoint)),
+            FORM,
+        );
         return;
     }
     let allowed = match url.host() {

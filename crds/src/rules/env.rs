@@ -13,7 +13,8 @@ pub(super) fn check(field: &Path, env: &[EnvVar], out: &mut Findings) {
     for (index, variable) in env.iter().enumerate() {
         let at = field.index(index);
         if !is_name(&variable.name) {
-            let message = format!("{} is not a name of an environment variable", quote(&variable.name));
+            let message =
+                format!("{} is not a valid name for an environment variable", quote(&variable.name));
             let fix = "use letters, digits, underscores, hyphens and dots, not starting with a digit, for example LOG_LEVEL";
             out.add(&at.field("name"), Rule::EnvName, message, fix);
         }

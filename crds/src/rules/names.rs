@@ -46,14 +46,14 @@ pub(super) fn as_dns_label(name: &str) -> Option<String> {
 /// Checks the name of an object: Secret, Pipeline, service account and so on.
 pub(super) fn check_object(field: &Path, name: &str, out: &mut Findings) {
     if !is_dns_subdomain(name) {
-        let message = format!("{} is not a name of a Kubernetes object", quote(name));
+        let message = format!("{} is not a valid name for a Kubernetes object", quote(name));
         out.add(field, Rule::ObjectName, message, name_fix(", hyphens and dots", name));
     }
 }
 
 pub(super) fn check_namespace(field: &Path, name: &str, out: &mut Findings) {
     if !is_dns_label(name) {
-        let message = format!("{} is not a name of a namespace", quote(name));
+        let message = format!("{} is not a valid name for a namespace", quote(name));
         out.add(field, Rule::ObjectName, message, name_fix(" and hyphens", name));
     }
 }
@@ -78,7 +78,7 @@ pub(super) fn check_labels_of<'a>(
     for (key, value) in labels {
         check_key(&field.field(key), key, rule, out);
         if value.len() > 63 || !LABEL_VALUE.is_match(value) {
-            let message = format!("{} is not a label value", quote(value));
+            let message = format!("{} is not a valid label value", quote(value));
             let fix = "use at most 63 letters, digits, hyphens, underscores and dots, starting and ending with a letter or digit";
             out.add(&field.field(key), rule, message, fix);
         }
@@ -99,14 +99,14 @@ fn check_key(field: &Path, key: &str, rule: Rule, out: &mut Findings) {
         && LABEL_VALUE.is_match(name)
         && prefix.is_none_or(is_dns_subdomain);
     if !well_formed {
-        let message = format!("{} is not a key of a label or annotation", quote(key));
+        let message = format!("{} is not a valid key for a label or annotation", quote(key));
         out.add(field, rule, message, "write [dns.name/]name, for example acme.example/team");
     }
 }
 
 fn check_not_ours(field: &Path, entries: &BTreeMap<String, String>, out: &mut Findings) {
     for key in entries.keys().filter(|key| key.starts_with(OWN_PREFIX)) {
-        let message = format!("{} begins with {OWN_PREFIX}, which belongs to the operator", quote(key));
+        let message = format!("{} begins with {OWN_PREFIX}, which is reserved for the operator", quote(key));
         out.add(&field.field(key), Rule::PodLabelReserved, message, "use a prefix of your own");
     }
 }

@@ -88,7 +88,7 @@ fn check_filter_name(field: &Path, name: &str, mode: Mode, out: &mut Findings) {
 fn check_sink(spec_field: &Path, spec: &PipelineSpec, from: Option<&str>, out: &mut Findings) {
     if spec.order != Order::Sequential {
         let message = format!(
-            "it is {:?}, but a sink uploads after the last filter, and concurrent filters have no last",
+            "it is {:?}, but a sink uploads after the last filter, and concurrent filters have no last one",
             spec.order
         );
         out.add(

@@ -265,7 +265,7 @@ impl Unchanged<'_> {
             field,
             Rule::Immutable,
             message,
-            "put it back as it was, and create a new PipelineRun with the new value",
+            "restore the old value, and create a new PipelineRun with the new one",
         );
     }
 }

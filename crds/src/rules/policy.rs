@@ -141,7 +141,7 @@ fn find_field(
 
 fn no_such_field(at: &Path, field: &str, kind: &str, missing: &NoSuchField<'_>, out: &mut Findings) {
     let NoSuchField { name, steps: _, known } = missing;
-    let message = format!("{} is no field of a {kind}: there is no {name}", quote(field));
+    let message = format!("{} is not a field of a {kind}: there is no {name}", quote(field));
     let fix = if known.is_empty() {
         format!("name a field that `kubectl explain {}` shows", kind.to_lowercase())
     } else {
@@ -167,12 +167,12 @@ fn check_selector(at: &Path, selector: &LabelSelector, out: &mut Findings) {
             let message = format!("{} is not one of {}", quote(operator), OPERATORS.join(", "));
             out.add(&at.field("operator"), Rule::PolicySelector, message, suggest::fix(operator, &OPERATORS));
         } else if matches!(operator, "In" | "NotIn") == (values == 0) {
-            let message = format!("{operator} with {values} values selects nothing sensible");
+            let message = format!("{operator} with {values} values is not a valid requirement");
             out.add(
                 &at.field("values"),
                 Rule::PolicySelector,
                 message,
-                "give values to In and NotIn, and none to the others",
+                "give values to In and NotIn, and none to Exists and DoesNotExist",
             );
         }
     }
@@ -208,7 +208,7 @@ fn compile_rule(
     let (mut condition, mut checked) = (None, None);
     match (cel, field) {
         (Some(_), None) if checks > 0 => {
-            let message = "cel stands alone, and regex, range, required, forbidden and schema check a field";
+            let message = "cel cannot be combined with regex, range, required, forbidden or schema, which check a field";
             out.add(at, Rule::PolicyRuleForm, message, "write a rule for each");
         }
         (Some(cel), None) => {
@@ -241,7 +241,7 @@ fn compile_rule(
             out.add(
                 &at.field(name),
                 Rule::PolicyRuleForm,
-                "false says nothing",
+                "false has no effect",
                 format!("write {name}: true, or remove the rule"),
             );
         }
@@ -283,8 +283,7 @@ fn compile_regex(at: &Path, regex: &str, out: &mut Findings) -> Option<Check> {
 fn compile_json_schema(at: &Path, schema: &Value, out: &mut Findings) -> Option<Check> {
     let wrong = |error: String| {
         let message = format!("it is not a usable JSON Schema ({error})");
-        let fix =
-            "correct it; references must stay within the schema (#/$defs/…) and not lead back to themselves";
+        let fix = "correct it; references must stay within the schema (#/$defs/…) and must not be circular";
         out.add(at, Rule::PolicySchema, message, fix);
     };
     compile_schema(schema).map(|schema| Check::Schema(Box::new(schema))).map_err(wrong).ok()
@@ -295,7 +294,7 @@ fn parse_path(at: &Path, path: &str, out: &mut Findings) -> Option<FieldPath> {
     let parsed = path.parse().ok();
     if parsed.is_none() {
         let message = format!("{} is not a field path", quote(path));
-        let fix = "begin with spec or metadata, separate names with dots and go over a list with [*]: spec.filters[*].image";
+        let fix = "begin with spec or metadata, separate names with dots and iterate over a list with [*]: spec.filters[*].image";
         out.add(at, Rule::PolicyField, message, fix);
     }
     parsed
@@ -319,7 +318,7 @@ fn check_order(at: &Path, min: &Bound, max: &Bound, out: &mut Findings) {
         Some(true) => {}
         Some(false) => {
             let message = format!(
-                "min {} is above max {}, so that nothing satisfies it",
+                "min {} is above max {}, so nothing can satisfy it",
                 quote(&min.text),
                 quote(&max.text)
             );

@@ -22,7 +22,7 @@ pub(super) fn check(field: &Path, resources: &ResourceRequirements, out: &mut Fi
         let whole = name.contains('/') || name.starts_with("hugepages-");
         if whole && request != limit {
             let message =
-                format!("the request {} is not the limit {}", quote(request_text), quote(limit_text));
+                format!("the request {} differs from the limit {}", quote(request_text), quote(limit_text));
             let fix = format!("write {limit_text}: {name} cannot be overcommitted");
             out.add(&field.field("requests").field(name), Rule::RequestsWithinLimits, message, fix);
         } else if request > limit {

@@ -229,16 +229,18 @@ impl Breakers {
         let problem = dependency.problem();
         let charge = match dependency.operation() {
             Some(Operation::Fetch) if breaker.last_success.is_none() => {
-                "no file was fetched before, so nothing shows that a file is at fault, and none is charged"
+                "no file has been fetched yet, so nothing shows that a file is at fault, and none is charged"
             }
             Some(Operation::Publish) if breaker.last_success.is_none() => {
-                "no result was published before, so nothing shows that a file is at fault, and none is charged"
+                "no result has been published yet, so nothing shows that a file is at fault, and none is charged"
             }
             Some(_) => "no file is charged",
-            None => "files go back to the queue, and one that never gets further is charged in the end",
+            None => "files go back to the queue, and one that never gets further is eventually charged",
         };
         let next = match dependency.label() {
-            Some(_) => "one pod at a time tries again every few seconds, and the run continues by itself",
+            Some(_) => {
+                "one pod at a time tries again every few seconds, and the run continues as soon as one succeeds"
+            }
             None => "they are tried again on other nodes, or when there is room",
         };
         Some(dependency.reason().because(format!("{problem}: {error}; {charge}; {next}")))

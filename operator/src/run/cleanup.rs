@@ -70,7 +70,7 @@ impl Pass<'_> {
         // Garbage collection removes these too, but later, and a run that is created again at once needs their names.
         // So a refusal does not block this run.
         if let Err(error) = remove_named(ctx, run).await {
-            tracing::warn!(run = %run.name_any(), error = chain(&error), "what a deleted run owns is left to garbage collection");
+            tracing::warn!(run = %run.name_any(), error = chain(&error), "the objects of a deleted run are left to garbage collection");
         }
         if let Ok(run_id) = setup::run_id(run)
             && let Err(error) = forget(ctx, &run_id, &self.owner().uid).await
@@ -238,7 +238,7 @@ async fn note(ctx: &Context, uid: &str, stream: Option<&str>) -> Result<(), Erro
 async fn note_left(ctx: &Context, uid: &str, noted: &str) -> Result<(), Error> {
     match note(ctx, uid, Some(noted)).await {
         Err(error) if error.is_refusal() => {
-            tracing::warn!(noted, error = chain(&error), "what a deleted run has in Valkey stays there");
+            tracing::warn!(noted, error = chain(&error), "the data of a deleted run stays in Valkey");
             Ok(())
         }
         written => written,
@@ -260,7 +260,7 @@ pub async fn note_vanished(
     }
     let kept = SignedDuration::try_from(ctx.settings.retention.details).unwrap_or(SignedDuration::MAX);
     let due = Timestamp::now().saturating_add(kept).map_or(i64::MAX, Timestamp::as_second);
-    tracing::warn!(stream, uid, due, "a run is gone without its finalizer: its queue is removed later");
+    tracing::warn!(stream, uid, due, "a run was removed without its finalizer: its queue is removed later");
     note_left(ctx, uid, &format!("{stream} {due}")).await
 }
 

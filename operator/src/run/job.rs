@@ -205,7 +205,7 @@ impl Pass<'_> {
             // it may be granted again.
             Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
             {
-                tracing::warn!(run = %self.run.name_any(), doing, error = chain(&source), "the end of the Job was refused");
+                tracing::warn!(run = %self.run.name_any(), doing, error = chain(&source), "the API server refused the final status of the Job");
                 Ok(())
             }
             written => written,

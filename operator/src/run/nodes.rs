@@ -72,7 +72,7 @@ impl Nodes {
         let (node, deaths) = several.max_by_key(|(_, deaths)| deaths.len())?;
         let pod = deaths.keys().next_back().map_or("", String::as_str);
         Some(Reason::NodeNotStarting.because(format!(
-            "the node {node} brings up no sandbox, network or volumes for worker pods, which are replaced: see the events of \
+            "the node {node} does not set up the sandbox, network or volumes of worker pods, which are replaced: see the events of \
              the pod {pod}, then cordon or repair the node"
         )))
     }

@@ -70,7 +70,7 @@ impl Pass<'_> {
             }
         }
         if reclaimed.held_by_nobody > 0 {
-            tracing::warn!(run = %self.run.name_any(), files = reclaimed.held_by_nobody, "queued files again that had no holder");
+            tracing::warn!(run = %self.run.name_any(), files = reclaimed.held_by_nobody, "requeued files that no pod held");
         }
         Ok(())
     }
@@ -94,7 +94,7 @@ impl Pass<'_> {
     fn report_removed_consumers(&self, removed: u64) {
         if removed > 0 {
             let note = format!(
-                "{removed} consumers of the queue had names that no pod has, and were removed: files were taken by hand, or with the credentials of an older version's claimer"
+                "removed {removed} consumers of the queue whose names no pod can have: files were taken by hand, or with the credentials of an older version's claimer"
             );
             self.ctx.warn(self.run, "WorkersMisbehaving", note);
         }

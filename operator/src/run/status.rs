@@ -188,7 +188,7 @@ fn how_it_ended(outcome: &RunOutcome, counts: Counts) -> String {
         )
     } else if outcome.reason == End::WorkersMisbehaving.as_ref() {
         format!(
-            "the run was stopped because its workers wrote more into Valkey than reports can be, again and again, and their Valkey user was removed: find out who uses its password (the Secret of the run's workers, read by a person or a program), then create the run under another name; {}",
+            "the run was stopped because its workers repeatedly wrote more into Valkey than reports can amount to, and their Valkey user was removed: find out who uses its password (a person or a program may have read the Secret of the run's workers), then create the run under another name; {}",
             summary(counts)
         )
     } else if outcome.partly_listed {

@@ -132,8 +132,10 @@ pub fn of_vanished(pod: &WorkerPod) -> Judgement {
 /// claimed nothing.
 pub fn of_unprepared(pod: &WorkerPod) -> Judgement {
     let node = pod.node.as_deref().unwrap_or("its node");
-    let text =
-        format!("NodeNotStarting: {node} brings up no sandbox, network or volumes for the pod {}", pod.name);
+    let text = format!(
+        "NodeNotStarting: {node} did not set up the sandbox, network or volumes of the pod {}",
+        pod.name
+    );
     disruption(pod, Cause::Pod, Failure::new(&text, None), true)
 }
 
@@ -166,7 +168,7 @@ pub fn of_held(begun: Option<Begun>, others: usize, pod: &str, judgement: &Judge
 /// The verdict on a file whose worker ended successfully without reporting the file's end.
 fn of_silence(pod: &str) -> Verdict {
     let failure =
-        Failure::new(&format!("WorkerSilent: the pod {pod} ended without saying how it went"), None);
+        Failure::new(&format!("WorkerSilent: the pod {pod} ended without reporting an outcome"), None);
     Verdict::Disrupted(Disruption { failure, counts: true })
 }
 

@@ -131,7 +131,7 @@ impl Pass<'_> {
         let taken = prepared.queue.take(limit, &prepared.limits.retry).await?;
         if taken.is_flooded {
             let note = format!(
-                "the run's workers wrote more than {reports} reports or {} bytes of them into Valkey: all of it was dropped, and what is true is reported again",
+                "the run's workers wrote more than {reports} reports or {} bytes of them into Valkey: all of it was dropped, and the true outcomes are reported again",
                 limit.bytes
             );
             self.ctx.warn(self.run, End::WorkersMisbehaving.as_ref(), note);

@@ -183,7 +183,7 @@ pub fn start_problem(pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Inst
     // Some pods without a node, or on a slow node, are normal in a full cluster; all of them are not.
     let waiting = alive.iter().map(|pod| match &pod.stage {
         Stage::Unschedulable(message) if now.duration_since(pod.since) >= UNSCHEDULED_FOR => {
-            Some(Reason::PodsUnschedulable.because(format!("no node takes the pods: {message}")))
+            Some(Reason::PodsUnschedulable.because(format!("no node accepts the pods: {message}")))
         }
         // A sandbox, a volume or a runtime class fails: the kubelet reports that only in events, and keeps trying.
         Stage::Starting if now.duration_since(pod.since) >= start_timeout => {

@@ -57,7 +57,7 @@ impl Cluster {
         step("A Kubernetes cluster on this machine");
         let cold = cold(&listed(&testbed::cache()), &listed(&target().join("debug")));
         if !cold.is_empty() {
-            println!("This is the first time, so this is built from source and kept for the next time:");
+            println!("This is the first run, so the following is built from source and kept for later runs:");
             cold.iter().for_each(|line| println!("  {line}"));
         }
         let testbed = Testbed::start_or_reuse().await?;
@@ -130,7 +130,7 @@ pub fn folder(paths: &Paths) -> PathBuf {
 pub fn down_testbed() -> Result<()> {
     match testbed::down(&Paths::find()?, Whose::Ours)? {
         Some(_) => println!("the cluster is down, and everything in it is gone"),
-        None => println!("no cluster was up; nothing is left of any"),
+        None => println!("no cluster was running, and nothing is left of an earlier one"),
     }
     Ok(())
 }

@@ -48,8 +48,8 @@ pub fn text(slow: &Measured, warm: &Measured) -> String {
     [slow.line(), warm.line(), String::new(), sentence(slow, warm), HOW.to_owned()].join("\n")
 }
 
-const HOW: &str = "This demo measured both rates by looking at the runs once a second, from the first claimed file to the last settled one.\n\
-    The time that the first pods took to start does not count in the rates; it does in the time of the whole run.";
+const HOW: &str = "This demo measured both rates by polling the runs once a second, from the first claimed file to the last settled one.\n\
+    The rates exclude the time that the first pods took to start; the time of the whole run includes it.";
 
 fn sentence(slow: &Measured, warm: &Measured) -> String {
     let (Some(before), Some(now)) = (slow.files_per_second, warm.files_per_second) else {

@@ -26,7 +26,7 @@ pub fn deploy(cluster: &Cluster) -> Result<()> {
     step("Operator, admission webhook and Valkey");
     let kubectl = &cluster.kubectl;
     if cluster.is_foreign() && is_installed(kubectl) && !is_ours(kubectl) {
-        println!("OpenFilter Pipelines is installed here already: it is used as it is.");
+        println!("OpenFilter Pipelines is already installed here and is used as it is.");
         return Ok(());
     }
     if cluster.is_foreign() {
@@ -66,7 +66,9 @@ fn wait(kubectl: &Kubectl) -> Result<()> {
         if let Err(error) = kubectl.show(&["rollout", "status", "-n", NAMESPACE, &name, &timeout]) {
             let pods = kubectl.ask(&["get", "pods", "-n", NAMESPACE, "-o", "json"])?;
             let reasons = reasons(&serde_json::from_str(&pods)?);
-            return Err(format!("{error}\nwhat the pods of {NAMESPACE} say:\n{}", reasons.join("\n")).into());
+            return Err(
+                format!("{error}\nwhy pods of {NAMESPACE} are not ready:\n{}", reasons.join("\n")).into()
+            );
         }
     }
     Ok(())
@@ -98,7 +100,9 @@ fn reasons(pods: &Value) -> Vec<String> {
         }
     }
     if reasons.is_empty() {
-        reasons.push("  nothing; `kubectl get events` and the logs of the pods may say more".to_owned());
+        reasons.push(
+            "  no reason is known; `kubectl get events` and the logs of the pods may tell more".to_owned(),
+        );
     }
     reasons
 }
@@ -136,13 +140,13 @@ pub fn remove(kubectl: &Kubectl) -> Result<()> {
     // First, while the operator still runs, because it cleans up after its runs.
     kubectl.show(&["delete", "namespace", DEMO_NAMESPACE, "--ignore-not-found"])?;
     if !is_ours(kubectl) {
-        println!("OpenFilter Pipelines was not deployed by the demo, and stays.");
+        println!("OpenFilter Pipelines was not deployed by the demo, so it is not removed.");
         return Ok(());
     }
     let others = runs_of_others(kubectl)?;
     if !others.is_empty() {
         return Err(format!(
-            "OpenFilter Pipelines stays, because with it these runs would go: {}. Delete them first, and then try again",
+            "OpenFilter Pipelines is not removed, because that would also delete these runs: {}. Delete them first, then try again",
             others.join(", ")
         )
         .into());

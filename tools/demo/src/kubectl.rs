@@ -62,7 +62,7 @@ impl Kubectl {
         let output = self.run("", words)?;
         print!("{}{}", text(&output.stdout), text(&output.stderr));
         if output.status.success() {
-            return Err(format!("`kubectl {}` should have been refused, and was not", words.join(" ")).into());
+            return Err(format!("`kubectl {}` should have been refused, but was not", words.join(" ")).into());
         }
         Ok(())
     }

@@ -143,7 +143,7 @@ fn look_around(cluster: &Cluster, run: &str, pipeline: &str) {
         println!("ls {}      # the bucket, as plain files", kept.display());
     }
     println!(
-        "\nEverything stays as it is. `make demo` runs it once more, `make demo DOWN=1` removes all of it."
+        "\nEverything is left in place. `make demo` runs the demo again, `make demo DOWN=1` removes everything."
     );
 }
 

@@ -102,7 +102,7 @@ fn follow(kubectl: &Kubectl, name: &str) -> Result<Finished> {
             screen.end();
             let _ = kubectl.show(&["describe", "pipelinerun", "-n", DEMO_NAMESPACE, name]);
             let _ = kubectl.show(&["get", "pods", "-n", DEMO_NAMESPACE]);
-            return Err(format!("the run {name} stands still for {} s", STALLED.as_secs()).into());
+            return Err(format!("the run {name} has made no progress for {} s", STALLED.as_secs()).into());
         }
         thread::sleep(LOOK_INTERVAL);
     }
@@ -142,7 +142,7 @@ fn tell_outcome(run: &PipelineRun, succeeded: i64, failed: i64) -> Result<()> {
     if (phase, counts.succeeded, counts.failed) == (Phase::Succeeded, succeeded, failed) {
         return Ok(());
     }
-    Err(format!("{succeeded} files should have succeeded and {failed} failed, of a run that succeeds").into())
+    Err(format!("the run should have succeeded, with {succeeded} files succeeded and {failed} failed").into())
 }
 
 /// Shows the progress: redrawn on a terminal, line by line elsewhere.

@@ -72,9 +72,13 @@ impl Args {
             (
                 "DEMO_REGISTRY",
                 &self.registry,
-                "where operator, webhook, claimer, thumbnail and annotate were pushed",
+                "the registry to which operator, webhook, claimer, thumbnail and annotate were pushed",
             ),
-            ("DEMO_S3_ENDPOINT", &self.s3_endpoint, "an S3 service that the cluster and this machine reach"),
+            (
+                "DEMO_S3_ENDPOINT",
+                &self.s3_endpoint,
+                "an S3 service that the cluster and this machine can reach",
+            ),
             ("DEMO_S3_ACCESS_KEY", &self.s3_access_key, "its access key"),
             ("DEMO_S3_SECRET_KEY", &self.s3_secret_key, "its secret key"),
         ];

@@ -17,13 +17,12 @@ pub(super) fn warnings(index: &Index, request: &Request) -> Vec<String> {
     match request.kind {
         Kind::Pipeline => {
             let runs: Vec<&Key> = index.active_runs(&key).collect();
-            let effect =
-                "they go on with the Pipeline as it was when they started, and wait if they have not started";
+            let effect = "those that have started continue with the Pipeline as it was then; the others wait";
             named("runs of this Pipeline are not finished", &runs, effect).into_iter().collect()
         }
         Kind::PipelineRun => {
             let active = index.runs.get(&key).is_some_and(|run| !run.finished);
-            let warning = "this run is not finished: files that are not processed yet will not be";
+            let warning = "this run is not finished: files that are not processed yet will not be processed";
             active.then(|| warning.to_owned()).into_iter().collect()
         }
         Kind::ReferenceGrant => withdrawn(index, request),

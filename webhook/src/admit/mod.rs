@@ -96,7 +96,7 @@ impl Admission {
         }
         match self.live.namespace(name).await {
             Ok(found) => Ok(Arc::new(found.unwrap_or_else(missing))),
-            Err(error) => Err(format!("the namespace {name:?} could not be looked at ({error}); try again")),
+            Err(error) => Err(format!("the namespace {name:?} could not be read ({error}); try again")),
         }
     }
 

@@ -275,9 +275,9 @@ impl Admission {
         match self.live.pipeline(namespace, name).await {
             Ok(Some(found)) => Ok(Referred::There(Arc::new(found))),
             Ok(None) => Ok(Referred::Missing),
-            Err(error) => Err(format!(
-                "the Pipeline \"{namespace}/{name}\" could not be looked at ({error}); try again"
-            )),
+            Err(error) => {
+                Err(format!("the Pipeline \"{namespace}/{name}\" could not be read ({error}); try again"))
+            }
         }
     }
 }

@@ -50,7 +50,7 @@ async fn publish_one<K: Configuration>(
     let Some(found) = api.get_opt(name).await? else { return Ok(false) };
     let Some(patch) = patch(name, &found, bundle) else { return Ok(false) };
     api.patch(name, &PatchParams::apply(FIELD_MANAGER).force(), &Patch::Apply(&patch)).await?;
-    info!(kind = K::KIND, name, "told the API server whom to trust");
+    info!(kind = K::KIND, name, "updated the CA bundle that the API server trusts");
     Ok(true)
 }
 

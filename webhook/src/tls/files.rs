@@ -45,7 +45,7 @@ pub async fn load(folder: &Path, certificates: &Certificates, metrics: &Metrics)
     let expires = taken.map_err(|source| FilesError::Use { path: folder.to_owned(), source })?;
     if let Some(expires) = expires {
         metrics.certificate_expires(expires);
-        info!(folder = %folder.display(), expires, "took up a certificate");
+        info!(folder = %folder.display(), expires, "loaded a certificate");
     }
     Ok(expires.is_some())
 }

@@ -47,7 +47,7 @@ pub struct Material {
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
     /// The library refused to create it.
-    #[error("make a certificate: {0}")]
+    #[error("cannot create a certificate: {0}")]
     Make(#[from] rcgen::Error),
     /// The new certificate could not be read back.
     #[error(transparent)]
@@ -132,7 +132,7 @@ impl State {
         KeyPair::from_pem(authority_key)?;
         let (newest, leaf) = match (authorities.first(), served.first()) {
             (Some(newest), Some(leaf)) => (newest, leaf),
-            _ => return Err(PemError::Certificate("there is none".to_owned()).into()),
+            _ => return Err(PemError::Certificate("no certificate found".to_owned()).into()),
         };
         let unreadable = |error: x509_parser::nom::Err<_>| PemError::Certificate(error.to_string());
         let (_, parsed_leaf) = x509_parser::parse_x509_certificate(leaf).map_err(unreadable)?;

@@ -80,7 +80,7 @@ impl Managed {
                     }
                 }
                 Err(ManagedError::Beaten) => {}
-                Err(error) => warn!(%error, "the certificates could not be looked after"),
+                Err(error) => warn!(%error, "the certificates could not be maintained"),
             }
             tokio::time::sleep(if ready.is_some() { LOOK_AT_START } else { LOOK }).await;
         }
@@ -102,7 +102,7 @@ impl Managed {
                 self.certificates.take_up(material.certificate.as_bytes(), material.key.as_bytes())?;
             if let Some(expires) = taken {
                 self.metrics.certificate_expires(expires);
-                info!(secret = self.secret, expires, "took up a certificate");
+                info!(secret = self.secret, expires, "loaded a certificate");
             }
         }
         told.map(|_changed| material.bundle).map_err(|error| ManagedError::Untrusted(Box::new(error)))

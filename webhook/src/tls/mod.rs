@@ -24,13 +24,13 @@ use x509_parser::parse_x509_certificate;
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
     /// The certificate is not PEM.
-    #[error("read the certificate: {0}")]
+    #[error("cannot read the certificate: {0}")]
     Certificate(String),
     /// The key is not PEM, or of an unsupported kind.
-    #[error("read the private key: {0}")]
+    #[error("cannot read the private key: {0}")]
     Key(String),
     /// The certificate and the key do not belong together.
-    #[error("use the certificate with its key: {0}")]
+    #[error("cannot use the certificate with its key: {0}")]
     Pair(#[source] rustls::Error),
 }
 
@@ -104,7 +104,7 @@ fn certified(chain: &[u8], key: &[u8]) -> Result<(CertifiedKey, i64), PemError> 
 pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match all {
-        Ok(all) if all.is_empty() => Err(PemError::Certificate("there is none".to_owned())),
+        Ok(all) if all.is_empty() => Err(PemError::Certificate("no certificate found".to_owned())),
         Ok(all) => Ok(all),
         Err(error) => Err(PemError::Certificate(error.to_string())),
     }

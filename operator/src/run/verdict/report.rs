@@ -26,7 +26,8 @@ pub struct Rules<'a> {
 pub fn of_report(reported: &Reported, rules: &Rules<'_>) -> Option<Judgement> {
     let judged = |verdict, cause| judgement(reported, verdict, cause, rules.now);
     let Some(FileState { state, .. }) = FileState::parse(&reported.report) else {
-        let failure = Failure::new("the worker's report cannot be read: is it of another version?", None);
+        let failure =
+            Failure::new("the worker's report cannot be read; the worker may be of another version", None);
         return Some(judged(Verdict::Disrupted(Disruption { failure, counts: true }), Cause::Worker));
     };
     match state {
@@ -68,7 +69,7 @@ fn of_filter(failed: &FilterFailure, rules: &Rules<'_>) -> (Verdict, Cause) {
     };
     // When a pod is removed, Kubernetes ends all of its processes.
     if *after_term {
-        return disrupted(&format!("PodDeleted: the pod was being ended while {filter} ran"));
+        return disrupted(&format!("PodDeleted: the pod was being terminated while {filter} ran"));
     }
     let limited = rules.snapshot.has_memory_limit(filter);
     let what = match ending {
@@ -81,12 +82,12 @@ fn of_filter(failed: &FilterFailure, rules: &Rules<'_>) -> (Verdict, Cause) {
             format!("OOMKilled: {filter} used more memory than its limit")
         }
         FilterEnding::Exited(code) => format!("{filter} exited with code {code}"),
-        FilterEnding::Signaled(signal) => format!("{filter} was ended by signal {signal}"),
+        FilterEnding::Signaled(signal) => format!("{filter} was terminated by signal {signal}"),
         FilterEnding::TimedOut => {
             timed_out(rules.limits.file_timeout.unwrap_or_default()).reason().to_owned()
         }
         FilterEnding::Refused { .. } => format!("{filter} refused the file"),
-        FilterEnding::BadAnswer => format!("{filter} gave no answer that can be read"),
+        FilterEnding::BadAnswer => format!("{filter} gave no valid answer"),
     };
     let failure = Failure::new(&with_end_of(&what, text.trim()), exit_code);
     let is_final = *ending == FilterEnding::Refused { retry: false }
