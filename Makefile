@@ -67,6 +67,7 @@ test-cluster: packages room ## run the suites that need a real Kubernetes (part 
 	$(SUITE) webhook cargo test --workspace --locked --test webhook -- --ignored --test-threads 1
 	$(SUITE) deploy cargo test --workspace --locked --test deploy -- --ignored
 	$(SUITE) demo cargo test --workspace --locked --test demo -- --ignored
+	$(SUITE) getting-started cargo test --workspace --locked --test getting_started -- --ignored --nocapture
 	$(SUITE) down cargo test --workspace --locked --test down -- --ignored --nocapture
 	$(SUITE) readme cargo test --workspace --locked --test readme -- --ignored --nocapture
 
