@@ -207,8 +207,10 @@ fn status(pid: u32) -> Option<(char, u32)> {
     Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
 }
 
+/// The parent of a process; `None` if the process is just going, and has none any more.
 fn parent(pid: u32) -> Option<u32> {
-    Some(status(pid)?.1)
+    let (_, parent) = status(pid)?;
+    (parent > 1).then_some(parent)
 }
 
 /// The pod of a process: its container's host name.
