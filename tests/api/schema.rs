@@ -289,7 +289,7 @@ fn kubectl_explains_a_field_in_the_words_of_the_field() {
         |object: Value, field: &str| schema(&object).pointer(field).unwrap()["description"].clone();
     assert_eq!(
         explained(run(), "/properties/status/properties/phase"),
-        "Where the run is, in one word. Tools should read the conditions instead."
+        "The state of the run in one word. Tools should read the conditions instead."
     );
     assert_eq!(
         explained(pipeline(), "/properties/status/properties/lastRun/properties/phase"),
