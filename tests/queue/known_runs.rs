@@ -56,7 +56,7 @@ async fn a_run_that_was_taken_over_keeps_its_queue_when_its_old_uid_is_swept() {
 }
 
 #[tokio::test]
-async fn ten_thousand_runs_are_read_back_in_bounded_replies() {
+async fn ten_thousand_runs_are_read_back_and_unreadable_entries_ignored() {
     let server = TestServer::start(Flavor::Valkey).await;
     let known = KnownRuns::of(&server.connect(), "here");
     let add = async |number: usize| {

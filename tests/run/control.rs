@@ -271,6 +271,25 @@ async fn the_queue_of_a_run_that_is_gone_without_its_finalizer_is_removed_in_the
     lab.eventually("nothing is left in Valkey", clean).await;
 }
 
+/// Nobody sees such a run go: the next operator finds it in the list of known runs.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn the_queue_of_a_run_that_is_gone_before_the_operator_starts_is_removed_in_the_end() {
+    let mut lab = Lab::new("unseen").await;
+    lab.restart_with("DETAILS_RETENTION", "5s").await;
+    lab.put_many("", 2, |_| "sleep 60".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    lab.run("r", json!({})).await;
+    lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
+    lab.kill_operators().await;
+    lab.patch("r", json!({"metadata": {"finalizers": null}})).await;
+    lab.delete("r").await;
+    assert_ne!(lab.traces().await, Vec::<String>::new(), "nothing removes them");
+    lab.start_operator();
+    let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
+    lab.eventually("nothing is left in Valkey", clean).await;
+}
+
 /// Whether Valkey has a user for the workers of the run `r` with this UID.
 async fn has_user(lab: &Lab, uid: &str) -> bool {
     lab.traces().await.contains(&format!("openfilter:{}:{uid}", lab.run_id("r")))

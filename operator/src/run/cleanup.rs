@@ -154,8 +154,13 @@ where
 async fn forget(ctx: &Context, run_id: &RunId, uid: &str) -> Result<(), Error> {
     WorkerUser::remove(&ctx.valkey, run_id, uid).await?;
     RunQueue::delete(&ctx.valkey, run_id, uid).await?;
-    if let Some(known) = known_runs(ctx).await? {
-        known.remove(uid).await?;
+    let forgotten = async {
+        let Some(known) = known_runs(ctx).await? else { return Ok(()) };
+        known.remove(uid).await.map_err(Error::from)
+    };
+    // Nothing waits for this: a name too many is removed by the next operator, which finds neither a run nor a queue.
+    if let Err(error) = forgotten.await {
+        tracing::debug!(run = %run_id, error = chain(&error), "the run is still in the list of known runs");
     }
     Ok(())
 }
@@ -182,14 +187,19 @@ async fn known_runs(ctx: &Context) -> Result<Option<&KnownRuns>, Error> {
     Ok(ctx.known_runs.get_or_try_init(read).await?.as_ref())
 }
 
-/// Remembers a run whose queue is about to be opened. A server that refuses it, for lack of memory, does not block the run.
-pub async fn remember(ctx: &Context, run_id: &RunId, owner: &Owner) -> Result<(), Error> {
-    if let Some(known) = known_runs(ctx).await?
-        && let Err(error) = known.add(run_id, owner).await
-    {
-        tracing::warn!(run = %run_id, error = chain(&error), "if this run goes while no operator runs, its queue stays");
+/// Remembers a run whose queue is about to be opened. No failure blocks the run: it costs keys in Valkey at worst.
+pub async fn remember(ctx: &Context, run_id: &RunId, owner: &Owner) {
+    let remembered = async {
+        let Some(known) = known_runs(ctx).await? else { return Ok(()) };
+        known.add(run_id, owner).await.map_err(Error::from)
+    };
+    if let Err(error) = remembered.await {
+        tracing::warn!(
+            run = %run_id,
+            error = chain(&error),
+            "if this run is removed by force while no operator runs, its queue stays"
+        );
     }
-    Ok(())
 }
 
 /// Notes the runs that went while no operator ran, although they had our finalizer.

@@ -82,7 +82,7 @@ impl Pass<'_> {
     async fn open_or_take_over(&self, run_id: &RunId) -> Result<Opened, Stop> {
         let (valkey, owner, spec) = (&self.ctx.valkey, self.owner(), spec_hash(self.run));
         let retention = &self.ctx.settings.retention;
-        cleanup::remember(self.ctx, run_id, &owner).await?;
+        cleanup::remember(self.ctx, run_id, &owner).await;
         let opened = RunQueue::open(valkey, run_id, &owner, &spec, retention).await?;
         let Opened::Taken { owner: old_uid, namespace, name } = &opened else { return Ok(opened) };
         let is_same = (namespace.as_ref(), name.as_ref()) == (Some(&owner.namespace), Some(&owner.name));

@@ -43,7 +43,9 @@ impl<'a> Victims<'a> {
         let Some((pid, pod)) = self.choose(lab, Process::Filter, round) else { return false };
         let Some(filter) = Frozen::new(pid) else { return false };
         let Some(attempt) = attempt_in(pid) else { return false };
-        filter.kill();
+        if !filter.kill() {
+            return false;
+        }
         self.killed.push(Killed { pod, attempt, is_settled: false, is_certain: true });
         true
     }
@@ -60,7 +62,9 @@ impl<'a> Victims<'a> {
         }
         let Some(attempt) = attempt_in(pid) else { return false };
         let is_certain = is_reported_as_begun(lab, self.run, &pod, &attempt).await;
-        shim.kill();
+        if !shim.kill() {
+            return false;
+        }
         self.ending.insert(pod.clone());
         self.killed.push(Killed { pod, attempt, is_settled: false, is_certain });
         true
@@ -181,8 +185,9 @@ impl Frozen {
         None
     }
 
-    fn kill(self) {
-        assert!(kill(self.0), "a frozen process cannot end by itself");
+    /// Returns whether it was this that killed it: the kubelet may end a pod at any moment.
+    fn kill(self) -> bool {
+        kill(self.0)
     }
 }
 
