@@ -110,6 +110,31 @@ async fn a_stored_object_that_breaks_a_newer_rule_can_be_labelled_paused_and_rel
     assert!(message(&answer).contains("[glob]"), "{answer}");
 }
 
+/// As `kubectl replace` of the file from which it was created: a policy had filled in what the file leaves out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stored_object_that_breaks_a_newer_rule_can_be_written_again_without_its_defaults() {
+    let webhook = Webhook::start();
+    webhook.policy(&json!({
+        "metadata": { "name": "timeouts" },
+        "spec": { "appliesTo": ["PipelineRun"], "defaults": [{ "field": "spec.execution.fileTimeout", "value": "1h" }] }
+    }));
+    let stored = with(run(), "/spec/source/include", json!(["[a"]));
+    let stored = crds::rules::default(crds::rules::Kind::PipelineRun, &stored);
+    let filled_in = with(stored.clone(), "/spec/execution/fileTimeout", json!("1h"));
+    let answer = asked(&webhook, &update(&filled_in, &stored)).await;
+    assert_eq!(answer["allowed"], true, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_are_explained_even_if_the_pipeline_cannot_be_read() {
+    let webhook = Webhook::start();
+    let bad = with(run(), "/spec/source/include", json!(["[a"]));
+    let pipeline = ("team-a".to_owned(), "thumbnails".to_owned());
+    webhook.live.pipelines.lock().unwrap().insert(pipeline, Err("timed out".to_owned()));
+    let answer = asked(&webhook, &review("CREATE", &bad)).await;
+    assert!(message(&answer).contains("[glob]"), "{answer}");
+}
+
 /// Flux with `force: true` deletes and creates again what is refused as Invalid or Conflict, or with these words.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_change_does_not_make_flux_create_the_object_again() {

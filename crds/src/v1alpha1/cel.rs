@@ -23,7 +23,7 @@ pub(super) fn label_name() -> Rule {
 }
 
 /// `duration()` fails, with a message of its own, on a text that is not a duration. Every rule that calls it therefore checks
-/// this first, and only [`duration`] reports such a text.
+/// this first, and only [`duration`] reports such a text. A duration beyond 292 years still fails so; the webhook explains it.
 const IS_DURATION: &str = "matches('^([0-9]+([.][0-9]+)?(ms|s|m|h))+$')";
 
 /// A text that is a duration.

@@ -74,12 +74,13 @@ impl Admission {
             Ok(namespace) => namespace,
             Err(problem) => return Answer::deny(problem),
         };
-        // Determined before the defaults are added: a change by defaults alone is no reason to check again an object that was
-        // admitted long ago.
-        let judged = validate::changes_spec(&request);
+        // An object that was admitted long ago is judged again only if its author changes it: defaults alone may neither make the
+        // difference nor, in a manifest that leaves them out, undo it.
+        let written = validate::changes_spec(&request);
         let Some(patch) = mutate::fill_in(&self.world.policies(), &namespace, &mut request) else {
             return Answer::allow();
         };
+        let judged = written && validate::changes_spec(&request);
         let answer = if judged { self.judge_alone(request).await } else { Answer::allow() };
         Answer { patch: Some(patch), ..answer }
     }

@@ -83,10 +83,9 @@ impl Admission {
             return answer;
         }
         // The object is refused in any case, so the answer also lists its conflicts with its Pipeline and grants.
-        match self.pipeline_of(&request).await {
-            Ok(referred) => self.rules(&request, &referred, &mut answer).await,
-            Err(problem) => answer.reasons.push(problem),
-        }
+        // If the Pipeline cannot be read, the mistakes of the object itself are enough.
+        let referred = self.pipeline_of(&request).await.unwrap_or(Referred::Hidden);
+        self.rules(&request, &referred, &mut answer).await;
         answer
     }
 
