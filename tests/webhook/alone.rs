@@ -116,11 +116,11 @@ async fn a_stored_object_that_breaks_a_newer_rule_can_be_written_again_without_i
     let webhook = Webhook::start();
     webhook.policy(&json!({
         "metadata": { "name": "timeouts" },
-        "spec": { "appliesTo": ["PipelineRun"], "defaults": [{ "field": "spec.execution.fileTimeout", "value": "1h" }] }
+        "spec": { "appliesTo": ["PipelineRun"], "defaults": [{ "field": "spec.execution.maxFailedFiles", "value": "7" }] }
     }));
     let stored = with(run(), "/spec/source/include", json!(["[a"]));
     let stored = crds::rules::default(crds::rules::Kind::PipelineRun, &stored);
-    let filled_in = with(stored.clone(), "/spec/execution/fileTimeout", json!("1h"));
+    let filled_in = with(stored.clone(), "/spec/execution/maxFailedFiles", json!("7"));
     let answer = asked(&webhook, &update(&filled_in, &stored)).await;
     assert_eq!(answer["allowed"], true, "{answer}");
 }
