@@ -293,6 +293,6 @@ fn kubectl_explains_a_field_in_the_words_of_the_field() {
     );
     assert_eq!(
         explained(pipeline(), "/properties/status/properties/lastRun/properties/phase"),
-        "Its phase when this was written."
+        "Phase of the run when this status was written."
     );
 }
