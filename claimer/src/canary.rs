@@ -1,8 +1,8 @@
 //! Tells a storage outage from a single bad object: after a failure it reads one byte of an object that this
-//! run has read before, or writes beside a result that it has published before. It uses the same client, hence
-//! the same credentials and network path. A listing only proposes objects: an answered listing proves nothing
-//! about reading. Nor does a result that can be read prove anything about writing: a sink that is full or
-//! read-only still shows what it has.
+//! run has read before, or writes beside a result that it has published before. It uses the same client,
+//! hence the same credentials and network path. A listing only proposes objects: an answered listing proves
+//! nothing about reading. Nor does a result that can be read prove anything about writing: a sink that is
+//! full or read-only still shows what it has.
 
 use std::error::Error;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -80,9 +80,10 @@ impl Canary<'_> {
         None
     }
 
-    /// Whether the sink still takes results, after `failed` could not be published: whether another result can
-    /// be looked up, as after every upload, and whether the sink takes as many bytes as all results of the
-    /// file have. Of more than [`WRITE_BYTES_MAX`] bytes that is not known: a sink may have room for some.
+    /// Whether the sink still takes results, after `failed` could not be published: whether another result
+    /// can be looked up, as after every upload, and whether the sink takes as many bytes as all results of
+    /// the file have. Of more than [`WRITE_BYTES_MAX`] bytes that is not known: a sink may have room for
+    /// some.
     pub(crate) async fn write(&self, failed: &str, exit: Exit, bytes: u64) -> Option<bool> {
         if !exit.is_of_storage() {
             return None;
@@ -116,9 +117,9 @@ impl Canary<'_> {
         }
     }
 
-    /// Whether the sink takes bytes under the name of a result, in an upload that is never completed: the result
-    /// stays as it is, and no reader, event or version shows the bytes. Writing the result again could bring
-    /// back what a person deleted, or replace what another pod wrote meanwhile.
+    /// Whether the sink takes bytes under the name of a result, in an upload that is never completed: the
+    /// result stays as it is, and no reader, event or version shows the bytes. Writing the result again could
+    /// bring back what a person deleted, or replace what another pod wrote meanwhile.
     async fn begin_to_write(&self, key: &str, bytes: u64) -> Option<bool> {
         let begin = self.client.create_multipart_upload().bucket(self.bucket).key(key);
         let begin = begin.checksum_algorithm(ChecksumAlgorithm::Sha256).customize();
@@ -195,8 +196,8 @@ fn up(error: &StorageError) -> Option<bool> {
     }
 }
 
-/// What a refused write says about the sink. A service may not know such uploads, or refuse the request itself:
-/// that says nothing about others.
+/// What a refused write says about the sink. A service may not know such uploads, or refuse the request
+/// itself: that says nothing about others.
 fn takes<E>(error: SdkError<E, HttpResponse>) -> Option<bool>
 where
     E: ProvideErrorMetadata + Error + Send + Sync + 'static,

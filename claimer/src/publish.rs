@@ -92,8 +92,8 @@ pub struct Destination {
 pub(crate) struct Known<'a> {
     /// Keys of results that it has published.
     pub(crate) results: &'a [String],
-    /// Keys of files that it has fetched. Their results may be in the sink, with the same names: a new operator
-    /// knows no others.
+    /// Keys of files that it has fetched. Their results may be in the sink, with the same names: a new
+    /// operator knows no others.
     pub(crate) files: &'a [String],
 }
 

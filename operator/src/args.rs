@@ -11,7 +11,8 @@ use queue::Server;
 
 use crate::run::RunSettings;
 
-/// Executes PipelineRuns: lists the bucket, queues one message per file, creates one Job per run, and accounts for every file.
+/// Executes PipelineRuns: lists the bucket, queues one message per file, creates one Job per run, and
+/// accounts for every file.
 ///
 /// Several replicas are safe: a Lease selects one leader, and the others wait. The operator connects to the
 /// cluster of KUBECONFIG, or with the service account of its pod.
@@ -21,7 +22,8 @@ pub struct Args {
     /// URL of Valkey: redis://host:port, or rediss://host:port with TLS
     #[arg(long, env = "VALKEY_URL", help_heading = "Valkey")]
     valkey_url: String,
-    /// Valkey user of the operator, which must be allowed to manage users; if omitted, the server's default user
+    /// Valkey user of the operator, which must be allowed to manage users; if omitted, the server's default
+    /// user
     #[arg(long, env = "VALKEY_USERNAME", default_value = "", help_heading = "Valkey")]
     valkey_username: String,
     /// Password of the Valkey user
@@ -54,7 +56,8 @@ pub struct Args {
         help_heading = "Worker pods"
     )]
     claimer_image_pull_policy: PullPolicy,
-    /// How long a pod may fail to start (an image that cannot be pulled, a node without a network) before it is replaced
+    /// How long a pod may fail to start (an image that cannot be pulled, a node without a network) before it
+    /// is replaced
     #[arg(long, env = "START_TIMEOUT", default_value = "5m", value_parser = duration, help_heading = "Worker pods")]
     start_timeout: Duration,
     /// How many failed pods to keep for their logs during a run
@@ -64,17 +67,20 @@ pub struct Args {
     /// Loopback, link-local or metadata networks that endpoints may use anyway; separated by commas
     #[arg(long, env = "ALLOWED_ENDPOINT_NETWORKS", value_delimiter = ',', help_heading = "Storage")]
     allowed_endpoint_networks: Vec<IpNet>,
-    /// Hosts that endpoints may use although they are refused by default (for example localhost); separated by commas
+    /// Hosts that endpoints may use although they are refused by default (for example localhost); separated
+    /// by commas
     #[arg(long, env = "ALLOWED_ENDPOINT_HOSTS", value_delimiter = ',', help_heading = "Storage")]
     allowed_endpoint_hosts: Vec<String>,
 
     /// How long to keep the Job of a finished run
     #[arg(long, env = "JOB_RETENTION", default_value = "24h", value_parser = duration, help_heading = "Retention")]
     job_retention: Duration,
-    /// How long to keep dead letters and counters of a finished run in Valkey, and the queue of a run whose finalizer was removed by hand
+    /// How long to keep dead letters and counters of a finished run in Valkey, and the queue of a run whose
+    /// finalizer was removed by hand
     #[arg(long, env = "DETAILS_RETENTION", default_value = "168h", value_parser = duration, help_heading = "Retention")]
     details_retention: Duration,
-    /// How long to remember a finished run after its PipelineRun was last seen, so that it is not executed again
+    /// How long to remember a finished run after its PipelineRun was last seen, so that it is not executed
+    /// again
     #[arg(long, env = "LEDGER_RETENTION", default_value = "2160h", value_parser = duration, help_heading = "Retention")]
     ledger_retention: Duration,
     /// How many of the newest file outcomes to keep in Valkey for each run, for programs that read them
@@ -88,22 +94,26 @@ pub struct Args {
     #[arg(long, env = "CONCURRENCY", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Operation")]
     concurrency: u16,
     /// How many listings may fetch or queue a page at the same time; the others wait for their turn
-    // Valkey queues about a hundred pages a second: with eight, a call waits for at most seven others, far less than its timeout.
+    // Valkey queues about a hundred pages a second: with eight, a call waits for at most seven others, far
+    // less than its timeout.
     #[arg(long, env = "MAX_LISTINGS", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Operation")]
     max_listings: u16,
-    /// How many files a run may have before it is stopped (TooManyFiles), as a safety net against a wrong prefix; 0 means no limit
+    /// How many files a run may have before it is stopped (TooManyFiles), as a safety net against a wrong
+    /// prefix; 0 means no limit
     #[arg(long, env = "MAX_FILES", default_value_t = 0, help_heading = "Operation")]
     max_files: u64,
-    /// How many files of a run may wait in Valkey: the listing pauses above this number, and continues below half of it
-    // The default takes about 30 MiB of Valkey's memory for one run, and keeps thousands of pods busy during the pause. With fewer
-    // than a hundred, pods would wait for the listing.
+    /// How many files of a run may wait in Valkey: the listing pauses above this number, and continues below
+    /// half of it
+    // The default takes about 30 MiB of Valkey's memory for one run, and keeps thousands of pods busy during
+    // the pause. With fewer than a hundred, pods would wait for the listing.
     #[arg(long, env = "QUEUE_HIGH_WATER", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(100..), help_heading = "Operation")]
     queue_high_water: u64,
     /// How many dead letters a run may have before it is stopped (TooManyFailures)
     // With reasons of half a kilobyte each, they must fit into the Valkey that is deployed by default.
     #[arg(long, env = "MAX_DEAD_LETTERS", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Operation")]
     max_dead_letters: u64,
-    /// How many disruptions in a row (for example, drained nodes) are not charged to a file; the next one counts as an attempt
+    /// How many disruptions in a row (for example, drained nodes) are not charged to a file; the next one
+    /// counts as an attempt
     #[arg(long, env = "MAX_DISRUPTIONS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Worker pods")]
     max_disruptions: u32,
     /// Whether a Lease decides which replica works

@@ -132,7 +132,8 @@ pub enum Reason {
 pub const MORE_MEMORY: &str = "give Valkey more memory, or let other runs end first";
 
 impl Reason {
-    /// Whether only a person can help, so that tools need not wait. The operator still checks again occasionally.
+    /// Whether only a person can help, so that tools need not wait. The operator still checks again
+    /// occasionally.
     pub fn is_stalled(self) -> bool {
         match self {
             Self::InvalidSpec | Self::RunIdTaken | Self::RunIdUsed | Self::JobNotManaged => true,

@@ -30,7 +30,8 @@ pub struct Election {
     pub namespace: String,
     /// Name of the Lease, the same for all contenders.
     pub name: String,
-    /// Name of this contender, which no process that may still be alive shares: the process named in the Lease leads.
+    /// Name of this contender, which no process that may still be alive shares: the process named in the
+    /// Lease leads.
     pub identity: String,
     /// How long after the last renewal others may take over, in whole seconds.
     pub duration: Duration,
@@ -112,7 +113,8 @@ impl Election {
         Leadership { lost: told, stop, task }
     }
 
-    /// Renews until it is told to stop, another contender holds the lease, or no renewal succeeds for too long.
+    /// Renews until it is told to stop, another contender holds the lease, or no renewal succeeds for too
+    /// long.
     async fn keep(
         self,
         mut lease: Lease,
@@ -133,7 +135,8 @@ impl Election {
                 biased;
                 asked = &mut stop => {
                     lost.send_replace(true);
-                    // A sender that was dropped without a message is like a crash: work may still be in progress.
+                    // A sender that was dropped without a message is like a crash: work may still be in
+                    // progress.
                     if asked.is_ok() {
                         self.release().await;
                     }
@@ -170,7 +173,8 @@ impl Election {
                 Err(error) if is_code(&error, 409) => {}
                 Err(error) => return Err(error),
             }
-            // Either the answer of an earlier renewal was lost, or another client edited a label: the holder decides.
+            // Either the answer of an earlier renewal was lost, or another client edited a label: the holder
+            // decides.
             match self.api().get_opt(&self.name).await? {
                 Some(current) if holder(current.spec.as_ref()) == Some(&self.identity) => lease = current,
                 _ => return Ok(None),

@@ -107,7 +107,8 @@ pub async fn run(settings: Settings) -> Result<(), Fatal> {
     let metrics = Arc::new(Metrics::default());
     let client = client(config, &metrics)?;
     let valkey = settings.valkey.connect().map_err(Fatal::Valkey)?;
-    // Anyone who can read pods can read the workers' address, so an address with a password is refused up front.
+    // Anyone who can read pods can read the workers' address, so an address with a password is refused up
+    // front.
     let of_workers = Server { url: settings.worker.valkey_url.clone(), ..settings.valkey.clone() };
     of_workers.connect().map_err(Fatal::WorkerValkey)?;
     let (stop, stopped) = watch::channel(false);
@@ -172,7 +173,8 @@ async fn work(
 ) -> Result<(), Fatal> {
     let mut waits = ends.clone();
     let prepared = async {
-        // Check where Jobs will be created: with a list of namespaces, the operator may create none elsewhere.
+        // Check where Jobs will be created: with a list of namespaces, the operator may create none
+        // elsewhere.
         let namespace = settings.namespaces.first().unwrap_or(&settings.operator_namespace);
         check_managed_jobs(&client, namespace).await?;
         // A waiting replica is as ready as the leader.

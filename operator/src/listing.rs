@@ -1,5 +1,6 @@
-//! Lists a bucket into the queue of a run. The queue records how far the listing got, so that the next call continues
-//! there. Dropping the future at any time, or running two at once, adds no file twice and omits none.
+//! Lists a bucket into the queue of a run. The queue records how far the listing got, so that the next call
+//! continues there. Dropping the future at any time, or running two at once, adds no file twice and omits
+//! none.
 
 use std::time::Duration;
 

@@ -6,7 +6,8 @@ use clap::Parser;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // One provider for everything that uses TLS. An error means that one is already installed, which is just as good.
+    // One provider for everything that uses TLS. An error means that one is already installed, which is just
+    // as good.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let settings = match operator::Args::parse().usable() {
         Ok(settings) => settings,

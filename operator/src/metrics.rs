@@ -1,5 +1,6 @@
-//! The operator's metrics for Prometheus. Labels are our own names (phases, outcomes, variants of errors) or reasons
-//! of Kubernetes, never data, so their number is bounded. docs/metrics.md is generated from [`Metrics::described`].
+//! The operator's metrics for Prometheus. Labels are our own names (phases, outcomes, variants of errors) or
+//! reasons of Kubernetes, never data, so their number is bounded. docs/metrics.md is generated from
+//! [`Metrics::described`].
 
 mod breakers;
 

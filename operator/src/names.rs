@@ -13,7 +13,8 @@ pub const RUN_NAME_LABEL: &str = "filter.plainsight.ai/pipelinerun";
 /// Label of Job and pods: the UID of the PipelineRun, which distinguishes the run from an earlier one of the
 /// same name.
 pub const RUN_UID_LABEL: &str = "filter.plainsight.ai/run-uid";
-/// Annotation of the run's Secret: the epoch of its queue. A different epoch in Valkey means that data was lost.
+/// Annotation of the run's Secret: the epoch of its queue. A different epoch in Valkey means that data was
+/// lost.
 pub const EPOCH_ANNOTATION: &str = "filter.plainsight.ai/queue-epoch";
 /// Annotation of pods: the names of our own containers, separated by commas. Other containers were added, for
 /// example, by a mesh.

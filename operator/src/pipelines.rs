@@ -22,7 +22,8 @@ use crate::world::{Key, pipeline_of};
 
 /// Changes are collected for this long; no run waits for this status.
 const GATHER: Duration = Duration::from_secs(1);
-/// How often keys are checked again. Secrets are not watched, because that requires the right to read all of them.
+/// How often keys are checked again. Secrets are not watched, because that requires the right to read all of
+/// them.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// Whether a Pipeline can be run; if not, a reason and a message.

@@ -1,5 +1,5 @@
-//! The operator's Kubernetes permissions: every call that it makes, and nothing else. `make gen` generates RBAC
-//! from them.
+//! The operator's Kubernetes permissions: every call that it makes, and nothing else. `make gen` generates
+//! RBAC from them.
 
 use crds::rights::{GROUP, Place, Right, Role};
 

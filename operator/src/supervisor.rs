@@ -16,7 +16,8 @@ use crate::world::Uid;
 
 /// How often the operator retries to remove deleted runs that are still in Valkey.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// How often Valkey learns which finished runs still exist: much more often than the shortest useful retention.
+/// How often Valkey learns which finished runs still exist: much more often than the shortest useful
+/// retention.
 const RENEW_EVERY: Duration = Duration::from_secs(3_600);
 
 /// Wakes the task of each run to which something happened.

@@ -60,7 +60,8 @@ impl Exit {
         matches!(self, Self::NoAccess | Self::StorageUnreachable)
     }
 
-    /// Whether this can happen only with a claimed file. A workspace, for example, can be full or broken earlier.
+    /// Whether this can happen only with a claimed file. A workspace, for example, can be full or broken
+    /// earlier.
     pub fn is_after_claim(self) -> bool {
         match self {
             Self::NoAccess

@@ -1,5 +1,6 @@
-//! The contract between the programs of OpenFilter Pipelines: the id of a run, the claimer's exit codes and report,
-//! and the names of variables, Secret keys and containers in a worker pod. Each is defined once, here.
+//! The contract between the programs of OpenFilter Pipelines: the id of a run, the claimer's exit codes and
+//! report, and the names of variables, Secret keys and containers in a worker pod. Each is defined once,
+//! here.
 //!
 //! Small enough for every program: it depends on no Kubernetes, Valkey, storage or policy engine.
 

@@ -9,7 +9,8 @@ pub const LABEL_VALUE_MAX: usize = 63;
 /// about a million long names with the same beginning before two collide.
 const HASH_DIGITS: usize = 10;
 
-/// Returns `text` if it fits into `max` bytes, otherwise its beginning and a hash of the whole. `text` is ASCII.
+/// Returns `text` if it fits into `max` bytes, otherwise its beginning and a hash of the whole. `text` is
+/// ASCII.
 pub fn shorten(text: &str, max: usize) -> String {
     if text.len() <= max {
         return text.to_owned();

@@ -7,7 +7,8 @@ use std::str::FromStr;
 
 use crate::Exit;
 
-/// The longest message: a pod's status keeps at most 4 KiB per container, and a run keeps only the start of it.
+/// The longest message: a pod's status keeps at most 4 KiB per container, and a run keeps only the start of
+/// it.
 const MESSAGE_BYTES_MAX: usize = 1_024;
 /// The length that is never cut. The kubelet keeps 12 KiB for all containers of a pod; with 32 filters,
 /// claimer and publisher, that is 361 bytes each, so a shorter message was not cut.
@@ -20,7 +21,8 @@ const OK: &str = "ok";
 /// `<entry or -> <attempt> <ok | ExitName | ExitName+up | ExitName+down> <startMs>-<endMs> <text…>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Id of the entry in the work stream; absent before a file is claimed, and always absent from the publisher.
+    /// Id of the entry in the work stream; absent before a file is claimed, and always absent from the
+    /// publisher.
     pub entry: Option<String>,
     /// Which attempt of the file this is, counted from 1; 0 if unknown.
     pub attempt: u64,

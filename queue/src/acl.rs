@@ -12,8 +12,9 @@ use sha2::{Digest, Sha256};
 use crate::connection::{Connection, Password};
 use crate::{Error, QueueKeys, RunQueue, random};
 
-/// The rights of a worker: to read its inbox, and to ping the server. `XREADGROUP` is excluded: it takes a name of
-/// the caller's choice, which the server stores beyond its `maxmemory` and repeats in its log for every file.
+/// The rights of a worker: to read its inbox, and to ping the server. `XREADGROUP` is excluded: it takes a
+/// name of the caller's choice, which the server stores beyond its `maxmemory` and repeats in its log for
+/// every file.
 const CLAIM: &[&str] = &["-@all", "+xread", "+ping"];
 /// The same rights, and the right to report on files.
 const SERVE: &[&str] = &["-@all", "+xread", "+hset", "+ping"];

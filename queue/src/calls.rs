@@ -15,7 +15,8 @@ pub enum Opened {
     Resumed(RunQueue),
     /// The run was executed before, with this result. It is not executed again.
     Finished(Finished),
-    /// Another object holds this runId. If it is this run under an older UID, [`RunQueue::take_over`] gets the queue.
+    /// Another object holds this runId. If it is this run under an older UID, [`RunQueue::take_over`] gets
+    /// the queue.
     Taken {
         /// UID of the other object.
         owner: String,
@@ -59,7 +60,8 @@ pub struct Page {
     pub after: String,
     /// Where the next page begins; `None` at the end of the bucket.
     pub next: Option<String>,
-    /// The files of the page, at most 1,000. May be empty: even a page whose files are all excluded moves the cursor.
+    /// The files of the page, at most 1,000. May be empty: even a page whose files are all excluded moves the
+    /// cursor.
     pub files: Vec<File>,
     /// Files of the page that are omitted, because no run can process them.
     pub skipped: u64,

@@ -118,7 +118,8 @@ impl RunQueue {
         Ok(claims)
     }
 
-    /// Explains a missing group, which must not look like an empty one: its data is lost, unless the run is closed.
+    /// Explains a missing group, which must not look like an empty one: its data is lost, unless the run is
+    /// closed.
     async fn explained(&self, doing: &'static str, error: Error) -> Error {
         if !matches!(&error, Error::Server { source, .. } if has_code(source, "NOGROUP")) {
             return error;

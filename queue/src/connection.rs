@@ -71,7 +71,8 @@ impl Server {
         Self { username: Some(username.into()), password: Some(password), ..self.clone() }
     }
 
-    /// A connection for the operator: shared, multiplexed, and renewed whenever it breaks. The first call connects.
+    /// A connection for the operator: shared, multiplexed, and renewed whenever it breaks. The first call
+    /// connects.
     pub fn connect(&self) -> Result<Connection, Error> {
         let client = self.client()?;
         let config = ConnectionManagerConfig::new()
@@ -82,7 +83,8 @@ impl Server {
         Ok(Connection { client, config, manager: Arc::new(Mutex::new(manager)) })
     }
 
-    /// A separate connection, for a worker: its replies may take up to `longest`, because they wait for a file.
+    /// A separate connection, for a worker: its replies may take up to `longest`, because they wait for a
+    /// file.
     pub(crate) async fn connect_blocking(&self, longest: Duration) -> Result<MultiplexedConnection, Error> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))

@@ -1,5 +1,5 @@
-//! The runs whose queues an operator has opened. A run that is removed by force while no operator runs leaves its queue and
-//! its workers' user behind: Kubernetes remembers nothing of it, so the server does.
+//! The runs whose queues an operator has opened. A run that is removed by force while no operator runs leaves
+//! its queue and its workers' user behind: Kubernetes remembers nothing of it, so the server does.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,15 @@ pub struct KnownRuns {
 }
 
 impl KnownRuns {
-    /// Those of the installation with this id. Others may use the same server, and their runs are none of our business.
+    /// Those of the installation with this id. Others may use the same server, and their runs are none of our
+    /// business.
     pub fn of(connection: &Connection, installation: &str) -> Self {
         // No id of a run is empty, so this is no run's key, and no worker may read it.
         Self { connection: connection.clone(), key: format!("pr::runs:{installation}") }
     }
 
-    /// Adds a run, before its queue is opened: a crash in between leaves a name too many, and never one too few.
+    /// Adds a run, before its queue is opened: a crash in between leaves a name too many, and never one too
+    /// few.
     pub async fn add(&self, run: &RunId, owner: &Owner) -> Result<(), Error> {
         let Owner { uid, namespace, name } = owner;
         let mut add = redis::cmd("HSET");

@@ -36,9 +36,10 @@ impl RunQueue {
         }
     }
 
-    /// Gives the queue of a run to the same run under another UID, after it was restored from a backup, or deleted
-    /// and created again. The queue must still belong to `old_uid`, and to the same namespace and name. Returns
-    /// whether the queue is ours now; if so, open it. The caller must know that no run with the old UID exists.
+    /// Gives the queue of a run to the same run under another UID, after it was restored from a backup, or
+    /// deleted and created again. The queue must still belong to `old_uid`, and to the same namespace and
+    /// name. Returns whether the queue is ours now; if so, open it. The caller must know that no run with the
+    /// old UID exists.
     pub async fn take_over(
         connection: &Connection,
         run: &RunId,

@@ -58,8 +58,9 @@ impl RunQueue {
         &self.keys
     }
 
-    /// Adds a page of files and moves the listing's cursor, unless `high_water` files already wait or are being
-    /// processed, or the server's memory runs short. A paused listing continues when half of them are done.
+    /// Adds a page of files and moves the listing's cursor, unless `high_water` files already wait or are
+    /// being processed, or the server's memory runs short. A paused listing continues when half of them are
+    /// done.
     pub async fn enqueue(&self, page: &Page, high_water: u64) -> Result<Enqueued, Error> {
         let Page { after, next, files, skipped } = page;
         if files.len() > BATCH_MAX {

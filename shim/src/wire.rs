@@ -15,13 +15,15 @@ pub const LINE_BYTES_MAX: usize = 8 * 1024;
 /// Short enough to fit into the status of a pod and of a run beside everything else.
 pub const TEXT_BYTES_MAX: usize = 1_024;
 
-/// What has been asked to end after its timeout gets this long to save what is worth saving, and is killed then.
+/// What has been asked to end after its timeout gets this long to save what is worth saving, and is killed
+/// then.
 pub const TIMEOUT_GRACE: Duration = Duration::from_secs(10);
 
 /// What SIGKILL has not ended by then hangs in the kernel, and only the end of the shim's container may help.
 pub const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much later than a file's timeout its answer may come: both of these, and a while for temporary files to be removed.
+/// How much later than a file's timeout its answer may come: both of these, and a while for temporary files
+/// to be removed.
 pub const OVERTIME_MAX: Duration = TIMEOUT_GRACE.saturating_add(KILL_TIMEOUT).saturating_add(CLEANUP_TIMEOUT);
 
 /// Removing a file's temporary files takes milliseconds, except on a file system that hangs.

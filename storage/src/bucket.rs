@@ -1,5 +1,6 @@
 //! A bucket and its client: the service's address, the identity, and the time limits. If keys are given, the
-//! environment (`AWS_*`) has no influence; otherwise the pod's own identity is used, and only for credentials.
+//! environment (`AWS_*`) has no influence; otherwise the pod's own identity is used, and only for
+//! credentials.
 
 use std::time::Duration;
 
@@ -48,7 +49,8 @@ pub struct Bucket {
     pub max_attempts: u32,
     /// Whether an etag that looks like an MD5 is one.
     pub etag_is_md5: bool,
-    /// The addresses of the service that connections may use; any when absent. Credentials are requested elsewhere.
+    /// The addresses of the service that connections may use; any when absent. Credentials are requested
+    /// elsewhere.
     pub addresses: Option<AddressGuard>,
 }
 

@@ -22,7 +22,8 @@ pub enum StorageError {
     /// The object does not exist.
     #[error("not found: {0}")]
     Gone(String),
-    /// According to the service, the bucket does not exist. A gateway whose volume is not mounted also says so.
+    /// According to the service, the bucket does not exist. A gateway whose volume is not mounted also says
+    /// so.
     #[error("no such bucket: {0}")]
     NoBucket(String),
     /// The object is not the requested one.

@@ -146,7 +146,8 @@ impl HttpConnector for Guarded<SharedHttpConnector> {
     }
 }
 
-/// The literal address of a URL, if it is refused. A URL that cannot be parsed is left to the connector to refuse.
+/// The literal address of a URL, if it is refused. A URL that cannot be parsed is left to the connector to
+/// refuse.
 fn refused(guard: &AddressGuard, uri: &str) -> Option<AddressRefused> {
     let url = Url::parse(uri).ok()?;
     let address: IpAddr = match url.host()? {

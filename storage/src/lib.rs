@@ -1,5 +1,6 @@
-//! Buckets of S3-compatible services. The operator lists them and the claimer fetches from them, both through the same
-//! [`Bucket`], so that an endpoint, a certificate or an identity that works for one works for the other.
+//! Buckets of S3-compatible services. The operator lists them and the claimer fetches from them, both through
+//! the same [`Bucket`], so that an endpoint, a certificate or an identity that works for one works for the
+//! other.
 //!
 //! This crate knows nothing of the queue or of Kubernetes.
 

@@ -17,8 +17,9 @@ use crate::selection::Selection;
 /// The most bytes of the answer to one request. A key of 1,024 bytes has 3,072 when every byte is escaped,
 /// and everything else about an object is smaller, so a page of the longest keys has 6 MB.
 pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// The most consecutive pages without keys that are skipped. Each stands for up to 1,000 objects that are not shown,
-/// such as deleted versions. A bucket may have ten million of them; a service that sends even more is broken.
+/// The most consecutive pages without keys that are skipped. Each stands for up to 1,000 objects that are not
+/// shown, such as deleted versions. A bucket may have ten million of them; a service that sends even more is
+/// broken.
 const EMPTY_PAGES_MAX: usize = 10_000;
 
 /// Lists the files below a prefix.
@@ -67,7 +68,8 @@ impl Lister {
         unusable(format!("more than {} pages in a row without keys", self.empty_pages_max))
     }
 
-    /// Sends one request. The cursor accompanies the token, as with AWS clients: services give the token precedence.
+    /// Sends one request. The cursor accompanies the token, as with AWS clients: services give the token
+    /// precedence.
     async fn request(
         &self,
         after: &str,

@@ -133,9 +133,10 @@ fn read_key(listed: Option<String>, encoded: bool) -> Result<String, StorageErro
         .or_else(|error| unusable(format!("the key {} cannot be read: {error}", shown(&listed))))
 }
 
-/// Where the next page begins, after this key. The cursor is stored and sent, so it must not exceed the limit of a
-/// key: for a longer key, it is the beginning plus the greatest character. This skips keys with the same beginning,
-/// but those are all too long as well, because characters that sort later have at least as many bytes.
+/// Where the next page begins, after this key. The cursor is stored and sent, so it must not exceed the limit
+/// of a key: for a longer key, it is the beginning plus the greatest character. This skips keys with the same
+/// beginning, but those are all too long as well, because characters that sort later have at least as many
+/// bytes.
 fn cursor(mut last: String) -> String {
     if last.len() > KEY_BYTES_MAX {
         last.truncate(last.floor_char_boundary(KEY_BYTES_MAX));

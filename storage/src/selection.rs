@@ -19,7 +19,8 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Compiles the globs with the options of the API's validation: `*` stays within a folder, `**` crosses folders.
+    /// Compiles the globs with the options of the API's validation: `*` stays within a folder, `**` crosses
+    /// folders.
     pub fn new(prefix: &str, include: &[String], exclude: &[String]) -> Result<Self, SelectionError> {
         Ok(Self { prefix: prefix.to_owned(), include: compiled(include)?, exclude: compiled(exclude)? })
     }

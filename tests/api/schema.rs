@@ -59,7 +59,8 @@ fn cel_rules_refuse_a_mistake_and_accept_its_correction() {
     }
 }
 
-/// With the webhook down these are the only words that the user reads: one message, and none about how CEL failed.
+/// With the webhook down these are the only words that the user reads: one message, and none about how CEL
+/// failed.
 #[test]
 fn a_text_that_is_no_duration_is_reported_once_with_an_example() {
     let fields = [

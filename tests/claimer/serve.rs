@@ -65,7 +65,8 @@ fn until(command: &str) -> String {
     format!("for _ in $(seq 600); do {command} && break; sleep 0.1; done")
 }
 
-/// Runs the pod with these files until it ends by itself. What it reported beside successes, with how many there were before.
+/// Runs the pod with these files until it ends by itself. What it reported beside successes, with how many
+/// there were before.
 async fn serve(bench: &Bench, files: &[(&str, usize)], disk: Option<&str>) -> (Ended, Vec<(u64, String)>) {
     let mut stored = Vec::new();
     for (key, size) in files {
@@ -233,8 +234,8 @@ async fn no_file_is_fetched_ahead_that_would_fill_the_disk() {
     assert_eq!((counts(&bench).await, said.len()), ((0, 0, 4, 0), 0), "{said:?}");
 }
 
-/// How many files are in the workspace while the filter works, for each of three that one pod processes. They are counted once
-/// this command has ended.
+/// How many files are in the workspace while the filter works, for each of three that one pod processes. They
+/// are counted once this command has ended.
 async fn files_in_the_workspace(prefetch_bytes: usize, wait: &str) -> Vec<usize> {
     let count = r#"count() { find "$WORKSPACE" -type f -size +500k | wc -l; }"#;
     let mut bench = pod(&format!(r#"{count}; {wait}; count >>"$SEEN""#)).await;

@@ -98,7 +98,8 @@ async fn a_bad_run_is_refused_with_our_words(lab: &Lab, engine: &Engine) {
     engine.until_healthy_at(lab, TEAM, &commit).await;
 }
 
-/// With force, Flux deletes and creates again what is refused as Invalid; Argo CD deletes whatever the reason, so it has none here.
+/// With force, Flux deletes and creates again what is refused as Invalid; Argo CD deletes whatever the
+/// reason, so it has none here.
 async fn a_refused_change_leaves_the_run_as_it_is_even_with_force(lab: &Lab, engine: &Engine) {
     let force = |on: bool| {
         if engine.name == "Flux" {

@@ -435,8 +435,8 @@ fn explore(protocol: Protocol) {
     run(protocol.checker()).assert_properties();
 }
 
-/// What can happen within so many steps, where all that can ever happen does not fit into memory. Too few for everything that should
-/// sometimes happen, which is left to the other tests.
+/// What can happen within so many steps, where all that can ever happen does not fit into memory. Too few for
+/// everything that should sometimes happen, which is left to the other tests.
 fn explore_steps(protocol: Protocol, steps: usize) {
     let checker = run(protocol.checker().target_max_depth(steps));
     for property in checker.model().properties() {

@@ -131,8 +131,8 @@ async fn above_four_fifths_of_the_memory_a_run_keeps_one_page_and_keeps_moving()
     }
 }
 
-/// The last fifth takes what workers report. A server without any room refuses that, but what was reported before counts, and
-/// makes room for the rest.
+/// The last fifth takes what workers report. A server without any room refuses that, but what was reported
+/// before counts, and makes room for the rest.
 #[tokio::test]
 async fn above_four_fifths_of_the_memory_reports_of_workers_are_taken_and_settled() {
     for flavor in Flavor::ALL {

@@ -53,8 +53,8 @@ pub fn is_soak() -> bool {
     std::env::var_os("SOAK").is_some()
 }
 
-/// How soon a run reports what it depends on and lacks, and goes on at full speed once that is back: 15 s, and as much again where
-/// other tests keep the machine busy.
+/// How soon a run reports what it depends on and lacks, and goes on at full speed once that is back: 15 s,
+/// and as much again where other tests keep the machine busy.
 pub fn soon() -> Duration {
     Duration::from_secs(if is_soak() { 15 } else { 30 })
 }

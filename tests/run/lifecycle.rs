@@ -337,8 +337,8 @@ fn filters_of(pipeline: &str) -> Value {
     filters
 }
 
-/// The templates in shell, Python and Rust, with the filters of the Pipelines that users copy. A bad file is a
-/// dead letter, after its first attempt if the filter says so.
+/// The templates in shell, Python and Rust, with the filters of the Pipelines that users copy. A bad file is
+/// a dead letter, after its first attempt if the filter says so.
 async fn sample_filters_answer_for_each_file(mode: Mode) {
     static LOADED: OnceCell<()> = OnceCell::const_new();
     let lab = Lab::in_mode("samples", mode).await;

@@ -349,7 +349,8 @@ async fn a_run_whose_storage_hangs_delays_no_other() {
     assert_eq!(counts(&lab.finished("hangs").await), (3, 3, 0));
 }
 
-/// Pods are deleted by hand, one while an operator watches and one without any: each leaves its file to another.
+/// Pods are deleted by hand, one while an operator watches and one without any: each leaves its file to
+/// another.
 async fn a_pod_that_is_deleted_by_hand_leaves_its_file_to_another(mode: Mode) {
     let mut lab = Lab::in_mode("evicted", mode).await;
     lab.put_many("", 3, |_| "sleep 10".to_owned()).await;

@@ -113,8 +113,8 @@ async fn a_killed_filter_or_shim_charges_its_file_and_a_killed_worker_charges_no
     lab.witness.check_monotonic();
 }
 
-/// Of the files that a pod holds, only the one that its filters work on is charged or disrupted. Those that it has fetched ahead
-/// go back as they were.
+/// Of the files that a pod holds, only the one that its filters work on is charged or disrupted. Those that
+/// it has fetched ahead go back as they were.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn files_that_were_fetched_ahead_go_back_unharmed_when_a_shim_or_the_worker_is_killed() {
@@ -419,8 +419,8 @@ async fn a_run_whose_reports_are_flooded_again_and_again_ends_with_the_reason() 
     assert!(lab.pods().await.is_empty());
 }
 
-/// Filters that run as another user than the worker. What only they may read is published all the same. A link out of their folder
-/// is refused, and charges only its own file.
+/// Filters that run as another user than the worker. What only they may read is published all the same. A
+/// link out of their folder is refused, and charges only its own file.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn results_that_only_their_filter_may_read_are_published_and_a_link_that_leads_out_is_refused() {
@@ -454,7 +454,8 @@ async fn results_that_only_their_filter_may_read_are_published_and_a_link_that_l
     lab.check_left_nothing(&run).await;
 }
 
-/// Gives the containers of this name a user, as an image of its own would: all images of the suite have the same one.
+/// Gives the containers of this name a user, as an image of its own would: all images of the suite have the
+/// same one.
 async fn run_filters_as(lab: &Lab, filter: &str, user: u32) -> ForTheCluster {
     let name = lab.namespace.name.as_str();
     let match_pods = json!({

@@ -75,7 +75,8 @@ async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over(mode: Mo
     lab.check_left_nothing(&run).await;
 }
 
-/// The server itself dies, while files are fetched, processed and published, and comes back with what it had stored.
+/// The server itself dies, while files are fetched, processed and published, and comes back with what it had
+/// stored.
 async fn the_s3_server_killed_in_the_middle_of_a_run_costs_no_file_an_attempt(mode: Mode) {
     let lab = Lab::alone_in_mode("s3", mode).await;
     // Warm pods also finish the files that they have prefetched.
@@ -101,7 +102,8 @@ async fn the_s3_server_killed_in_the_middle_of_a_run_costs_no_file_an_attempt(mo
     lab.witness.check_monotonic();
 }
 
-/// While Valkey is unavailable a run can be deleted all the same, and what it left is removed when Valkey is back.
+/// While Valkey is unavailable a run can be deleted all the same, and what it left is removed when Valkey is
+/// back.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_run_can_be_deleted_while_valkey_is_away() {
@@ -144,9 +146,9 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
     lab.witness.check_monotonic();
 }
 
-/// Operator, workers, shims, filters and Valkey are killed again and again, at any moment. Every attempt whose filter was killed,
-/// alone or with its shim, is charged, and no other one. The filters and shims of another run are spared: none of its files is
-/// charged.
+/// Operator, workers, shims, filters and Valkey are killed again and again, at any moment. Every attempt
+/// whose filter was killed, alone or with its shim, is charged, and no other one. The filters and shims of
+/// another run are spared: none of its files is charged.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn five_hundred_files_survive_fifty_kills() {

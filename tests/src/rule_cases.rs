@@ -23,7 +23,8 @@ fn case(rule: Rule, object: fn() -> Value, pointer: &'static str, bad: Value, go
     Case { rule, object, pointer, bad, good }
 }
 
-/// Rules that no object breaks alone: they depend on what else is stored, and the webhook's own suite has their cases.
+/// Rules that no object breaks alone: they depend on what else is stored, and the webhook's own suite has
+/// their cases.
 pub const ABOUT_STORED_OBJECTS: [Rule; 2] = [Rule::CredentialsSecret, Rule::RunIdUnique];
 
 /// All cases.

@@ -152,7 +152,8 @@ impl TestServer {
         server
     }
 
-    /// A connection as the operator's user, which has the rights that docs/operations.md gives it and no others.
+    /// A connection as the operator's user, which has the rights that docs/operations.md gives it and no
+    /// others.
     pub fn connect(&self) -> Connection {
         self.server().with_user(OPERATOR, OPERATOR_PASSWORD.to_owned().into()).connect().unwrap()
     }

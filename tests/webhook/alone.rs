@@ -1,4 +1,5 @@
-//! The first step refuses what is wrong by itself, before the API server holds it against schema and CEL rules, whose words are terser.
+//! The first step refuses what is wrong by itself, before the API server holds it against schema and CEL
+//! rules, whose words are terser.
 
 use serde_json::{Value, json};
 use tests::examples::{pipeline, run, with};
@@ -53,7 +54,8 @@ async fn an_object_is_judged_with_the_defaults_of_policies() {
     assert!(answer["patch"].is_string(), "{answer}");
 }
 
-/// Other webhooks may still change the object, and another object of the same commit may be applied meanwhile.
+/// Other webhooks may still change the object, and another object of the same commit may be applied
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn policies_secrets_run_ids_and_other_objects_wait_for_the_second_step() {
     let webhook = Webhook::start();
@@ -110,7 +112,8 @@ async fn a_stored_object_that_breaks_a_newer_rule_can_be_labelled_paused_and_rel
     assert!(message(&answer).contains("[glob]"), "{answer}");
 }
 
-/// As `kubectl replace` of the file from which it was created: a policy had filled in what the file leaves out.
+/// As `kubectl replace` of the file from which it was created: a policy had filled in what the file leaves
+/// out.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stored_object_that_breaks_a_newer_rule_can_be_written_again_without_its_defaults() {
     let webhook = Webhook::start();
@@ -135,7 +138,8 @@ async fn mistakes_are_explained_even_if_the_pipeline_cannot_be_read() {
     assert!(message(&answer).contains("[glob]"), "{answer}");
 }
 
-/// Flux with `force: true` deletes and creates again what is refused as Invalid or Conflict, or with these words.
+/// Flux with `force: true` deletes and creates again what is refused as Invalid or Conflict, or with these
+/// words.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_change_does_not_make_flux_create_the_object_again() {
     let webhook = Webhook::start();

@@ -17,8 +17,8 @@ use tests::rule_cases::{Case, cases};
 
 use crate::on_cluster::{Cluster, WAIT};
 
-/// The number of concurrent creates: enough that they compete, and few enough that the API server does not time out on a busy
-/// machine.
+/// The number of concurrent creates: enough that they compete, and few enough that the API server does not
+/// time out on a busy machine.
 const AT_ONCE: usize = 100;
 /// Part of the webhook's answer to all but one of the creates with the same runId.
 const TAKEN: &str = "belongs to PipelineRun";
@@ -172,7 +172,8 @@ async fn with_the_webhook_down_nothing_is_stored_and_with_it_back_everything_wor
     cluster.testbed.eventually("runs are stored again", WAIT, works).await.unwrap();
 }
 
-/// Tests every rule as users meet it: with kubectl, and with all other checks of the API server before and after.
+/// Tests every rule as users meet it: with kubectl, and with all other checks of the API server before and
+/// after.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn every_rule_refuses_its_mistake_and_kubectl_shows_why() {
@@ -254,7 +255,8 @@ fn sorted(answer: &str) -> String {
     lines.join("\n")
 }
 
-/// Tests the ready-made policies and their equivalents inside the API server, in the namespaces that their examples name.
+/// Tests the ready-made policies and their equivalents inside the API server, in the namespaces that their
+/// examples name.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
 async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
@@ -285,7 +287,8 @@ async fn the_ready_made_policies_judge_their_examples_through_the_api_server() {
                     cluster.apply(&namespace);
                 },
             );
-            // Objects that the policy does not apply to are needed by those that it does, for example the Pipeline of a run.
+            // Objects that the policy does not apply to are needed by those that it does, for example the
+            // Pipeline of a run.
             let (judged, others): (Vec<Value>, Vec<Value>) =
                 objects.into_iter().partition(|object| targets.as_array().unwrap().contains(&object["kind"]));
             others.iter().for_each(|object| cluster.apply(object));

@@ -63,7 +63,8 @@ async fn a_stored_run_gets_no_default_that_it_did_not_have() {
     webhook.policy(&timeouts());
     let paused = with(stored.clone(), "/spec/suspend", json!(true));
     assert_eq!(mutated(&webhook, &update(&stored, &paused)).await.0, Vec::<Value>::new());
-    // If a file without the default is applied again, the stored value returns, so that nothing immutable changes.
+    // If a file without the default is applied again, the stored value returns, so that nothing immutable
+    // changes.
     let with_default = with(stored.clone(), "/spec/execution/timeout", json!("2h"));
     assert_eq!(mutated(&webhook, &update(&with_default, &stored)).await.1, with_default);
     // This also holds if the default has changed since.

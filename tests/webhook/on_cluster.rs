@@ -1,5 +1,6 @@
-//! A real API server that calls the real program. The webhook runs on the host, where the API server reaches it at
-//! 10.87.0.1, and makes its own certificate: every test that uses this module also shows that the API server trusts it.
+//! A real API server that calls the real program. The webhook runs on the host, where the API server reaches
+//! it at 10.87.0.1, and makes its own certificate: every test that uses this module also shows that the API
+//! server trusts it.
 
 use std::fs;
 use std::net::TcpListener;
@@ -138,8 +139,8 @@ impl Cluster {
             Api::namespaced(self.client(), &self.namespace.name).get("openfilter-webhook-tls").await.unwrap();
         let bundle = String::from_utf8(secret.data.unwrap()["ca.crt"].0.clone()).unwrap();
         webhook::tls::bundle::publish(&self.client(), &self.configuration, &bundle).await.unwrap();
-        // The API server caches each configuration separately: it may not call the replica yet, or do so without the bundle.
-        // The first step refuses a malformed glob; only the second step checks grants.
+        // The API server caches each configuration separately: it may not call the replica yet, or do so
+        // without the bundle. The first step refuses a malformed glob; only the second step checks grants.
         let glob = with(self.run("on-trial"), "/spec/source/include", json!(["[a"]));
         self.until_refused(&glob, "pipelineruns.mutate.filter.plainsight.ai\" denied").await;
         let useless = with(self.placed(grant(), "on-trial"), "/spec/to", json!([{ "kind": "Pipeline" }]));
@@ -154,8 +155,8 @@ impl Cluster {
         self.testbed.eventually(&what, WAIT, refused).await.unwrap();
     }
 
-    /// Creates the object, not as a dry run, and deletes it again: on a dry run, violations that depend on stored objects are
-    /// only warnings.
+    /// Creates the object, not as a dry run, and deletes it again: on a dry run, violations that depend on
+    /// stored objects are only warnings.
     pub async fn create_for_real(&self, object: &Value) -> testbed::Result<Result<(), String>> {
         let created = self.create(object, false).await;
         if let Ok(stored) = &created {

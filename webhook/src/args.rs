@@ -16,8 +16,8 @@ pub const SECRET: &str = "openfilter-webhook-tls";
 /// Default name of the webhook configurations that the webhook maintains. The webhook's rights name them too.
 pub const CONFIGURATION: &str = "openfilter-webhook";
 
-/// Admission webhook for OpenFilter Pipelines: fills in defaults, refuses invalid objects with a message that says what to
-/// write instead, and enforces PipelinePolicies. Replicas are equal; run as many as you like.
+/// Admission webhook for OpenFilter Pipelines: fills in defaults, refuses invalid objects with a message that
+/// says what to write instead, and enforces PipelinePolicies. Replicas are equal; run as many as you like.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "webhook", version)]
 pub struct Args {
@@ -29,8 +29,8 @@ pub struct Args {
     #[arg(long, env = "WEBHOOK_HEALTH_LISTEN", default_value = "0.0.0.0:8080")]
     pub health_listen: SocketAddr,
 
-    /// Folder with tls.crt and tls.key, for example a mounted Secret of cert-manager; the webhook picks up changes.
-    /// If omitted, the webhook makes its own certificates.
+    /// Folder with tls.crt and tls.key, for example a mounted Secret of cert-manager; the webhook picks up
+    /// changes. If omitted, the webhook makes its own certificates.
     #[arg(long, env = "WEBHOOK_CERT_DIR")]
     pub cert_dir: Option<PathBuf>,
 
@@ -50,7 +50,8 @@ pub struct Args {
     #[arg(long, env = "WEBHOOK_CERT_SECRET", default_value = SECRET)]
     pub cert_secret: String,
 
-    /// Name of the ValidatingWebhookConfiguration and MutatingWebhookConfiguration whose caBundle the webhook keeps up to date.
+    /// Name of the ValidatingWebhookConfiguration and MutatingWebhookConfiguration whose caBundle the webhook
+    /// keeps up to date.
     #[arg(long, env = "WEBHOOK_CONFIGURATION", default_value = CONFIGURATION)]
     pub configuration: String,
 
@@ -74,8 +75,8 @@ pub struct Args {
     #[arg(long, env = "WEBHOOK_CONCURRENCY", default_value_t = 128, value_parser = at_least_one)]
     pub concurrency: usize,
 
-    /// How long to keep answering after SIGTERM before closing connections, because the cluster still sends requests to a
-    /// replica that is about to stop.
+    /// How long to keep answering after SIGTERM before closing connections, because the cluster still sends
+    /// requests to a replica that is about to stop.
     #[arg(long, env = "WEBHOOK_SHUTDOWN_DELAY", default_value = "5s", value_parser = duration)]
     pub shutdown_delay: Duration,
 

@@ -113,7 +113,8 @@ impl Request {
         if group != "filter.plainsight.ai" || kind != expected.to_string() {
             return Err(Malformed::Kind { found: format!("{group}/{kind}"), expected });
         }
-        // A request that deletes a collection names none of the objects, and the webhook is asked about each one separately.
+        // A request that deletes a collection names none of the objects, and the webhook is asked about each
+        // one separately.
         let old_name = old_object.pointer("/metadata/name").and_then(Value::as_str);
         let name = if name.is_empty() { old_name.unwrap_or_default().to_owned() } else { name };
         Ok(Self { uid, kind: expected, operation, namespace, name, dry_run, object, old_object, about })
@@ -161,8 +162,9 @@ impl Answer {
 
     /// The review to send back. `title` names the object in a rejection.
     ///
-    /// A refused change is Forbidden, never Invalid: Flux with `force: true` and `kubectl apply --force` delete an object whose change is
-    /// Invalid and create it again, which would execute a run twice, or leave nothing if the new object is refused as well.
+    /// A refused change is Forbidden, never Invalid: Flux with `force: true` and `kubectl apply --force`
+    /// delete an object whose change is Invalid and create it again, which would execute a run twice, or
+    /// leave nothing if the new object is refused as well.
     pub fn into_review(self, uid: &str, title: &str, operation: Operation) -> Value {
         let Self { reasons, forbidden, warnings, patch } = self;
         let mut response = json!({ "uid": uid, "allowed": reasons.is_empty() });

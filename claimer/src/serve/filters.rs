@@ -162,7 +162,8 @@ impl Filters {
     }
 }
 
-/// Waits until a file has ended. The shim keeps its time; one that hangs itself, or whose filter cannot be killed, is lost.
+/// Waits until a file has ended. The shim keeps its time; one that hangs itself, or whose filter cannot be
+/// killed, is lost.
 async fn done(
     filter: &str,
     reader: &mut BufReader<OwnedReadHalf>,

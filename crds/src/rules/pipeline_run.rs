@@ -18,8 +18,8 @@ use crate::v1alpha1::{
     QueueKeys, ReferenceGrant, RunSource,
 };
 
-/// It takes this long to tell a lost node from a slow one; a shorter timeout would hand out files that are still being
-/// processed.
+/// It takes this long to tell a lost node from a slow one; a shorter timeout would hand out files that are
+/// still being processed.
 const PENDING_TIMEOUT_MIN: Duration = Duration::from_secs(10);
 /// Pods need about a second to start, so a shorter limit could never be met.
 const TIMEOUT_MIN: Duration = Duration::from_secs(1);
@@ -80,8 +80,8 @@ impl Validate for PipelineRun {
     }
 }
 
-/// Whether a run in `namespace` may use the Pipeline that it names. Without a grant, a run must not reveal anything about a
-/// Pipeline of another namespace. A malformed name is refused as well.
+/// Whether a run in `namespace` may use the Pipeline that it names. Without a grant, a run must not reveal
+/// anything about a Pipeline of another namespace. A malformed name is refused as well.
 pub fn may_use(namespace: &str, pipeline: &PipelineReference, grants: &[ReferenceGrant]) -> bool {
     let (mut out, context) = (Findings::default(), Context { grants: Some(grants), ..Context::default() });
     check_pipeline(&Path::root(), pipeline, namespace, &context, &mut out);
@@ -167,8 +167,8 @@ fn check_execution(field: &Path, execution: &Execution, out: &mut Findings) {
     }
 }
 
-/// Credentials of another namespace are copied into the run's namespace, where others can read them: a grant for the Pipeline
-/// alone does not permit that.
+/// Credentials of another namespace are copied into the run's namespace, where others can read them: a grant
+/// for the Pipeline alone does not permit that.
 fn check_credentials(
     field: &Path,
     pipeline: &Pipeline,

@@ -1,4 +1,5 @@
-//! The rules by name. Ids are stable: every violation prints the id of its rule, and docs/rules.md lists them all.
+//! The rules by name. Ids are stable: every violation prints the id of its rule, and docs/rules.md lists them
+//! all.
 
 use serde::Serialize;
 use strum::{Display, EnumIter, EnumMessage};
@@ -16,7 +17,8 @@ pub enum Rule {
     MissingField,
     /// A value has the type of its field.
     WrongType,
-    /// A value is one of those that its field allows; for a likely typo, the message suggests the right value.
+    /// A value is one of those that its field allows; for a likely typo, the message suggests the right
+    /// value.
     UnknownValue,
     /// A number lies within the bounds of its field.
     NumberRange,
@@ -44,7 +46,8 @@ pub enum Rule {
 
     /// A filter's name is a DNS label, because it is a container's name.
     FilterName,
-    /// No filter is called `claimer`, `publisher` or, with `mode: Warm`, `install` or `worker`: the operator's containers have these names.
+    /// No filter is called `claimer`, `publisher` or, with `mode: Warm`, `install` or `worker`: the
+    /// operator's containers have these names.
     FilterNameReserved,
     /// No two filters of a Pipeline have the same name.
     FilterNameUnique,
@@ -56,9 +59,11 @@ pub enum Rule {
     EnvUnique,
     /// An environment variable has a value or exactly one source.
     EnvSource,
-    /// A resource is `cpu`, `memory`, `ephemeral-storage`, `hugepages-…`, or has a domain such as `nvidia.com/gpu`.
+    /// A resource is `cpu`, `memory`, `ephemeral-storage`, `hugepages-…`, or has a domain such as
+    /// `nvidia.com/gpu`.
     ResourceName,
-    /// Resource requests and limits are quantities such as `500m` or `2Gi`, and not negative; `prefetchBytes` is at least `1Mi`.
+    /// Resource requests and limits are quantities such as `500m` or `2Gi`, and not negative; `prefetchBytes`
+    /// is at least `1Mi`.
     Quantity,
     /// No resource request is above its limit; for devices and huge pages the two are equal.
     RequestsWithinLimits,
@@ -97,11 +102,13 @@ pub enum Rule {
     QueueKey,
     /// `queue.stream` and `queue.group` contain the same runId.
     QueueKeysRunId,
-    /// A runId is 1 to 128 letters, digits, dots, underscores and hyphens, starting and ending with a letter or digit.
+    /// A runId is 1 to 128 letters, digits, dots, underscores and hyphens, starting and ending with a letter
+    /// or digit.
     RunId,
     /// A runId belongs to a single run.
     RunIdUnique,
-    /// In the spec of a run, only `execution.parallelism`, `execution.maxFailedFiles` and `suspend` may change.
+    /// In the spec of a run, only `execution.parallelism`, `execution.maxFailedFiles` and `suspend` may
+    /// change.
     Immutable,
 
     /// A policy has at least one rule or default.
@@ -110,7 +117,8 @@ pub enum Rule {
     PolicySelector,
     /// The names of a policy's rules are DNS labels and unique within the policy.
     PolicyRuleName,
-    /// A rule has either `cel`, or `field` with exactly one of `regex`, `range`, `required`, `forbidden` and `schema`.
+    /// A rule has either `cel`, or `field` with exactly one of `regex`, `range`, `required`, `forbidden` and
+    /// `schema`.
     PolicyRuleForm,
     /// A CEL expression compiles, and every variable and function in it exists.
     PolicyCel,
@@ -118,7 +126,8 @@ pub enum Rule {
     PolicyRegex,
     /// A JSON Schema compiles, is bounded in size, and refers to nothing outside itself.
     PolicySchema,
-    /// A field path is well-formed and has at most one default; only fields of spec, labels and annotations have defaults.
+    /// A field path is well-formed and has at most one default; only fields of spec, labels and annotations
+    /// have defaults.
     PolicyField,
     /// The bounds of a range are of the same kind, and `min` is at most `max`.
     PolicyRange,

@@ -20,31 +20,32 @@ pub struct Bucket {
         .message("a bucket name has no two dots in a row and is not an IP address"))]
     pub name: String,
 
-    /// Prefix of all keys that are read or written. It is matched literally: `day=1` also matches `day=10/`, so end a folder
-    /// with a slash.
+    /// Prefix of all keys that are read or written. It is matched literally: `day=1` also matches `day=10/`,
+    /// so end a folder with a slash.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     #[x_kube(validation = cel::key_prefix())]
     pub prefix: String,
 
-    /// URL or host of the service, for example `https://minio.storage.svc:9000`. Without a scheme, https is used.
-    /// Empty means AWS S3.
+    /// URL or host of the service, for example `https://minio.storage.svc:9000`. Without a scheme, https is
+    /// used. Empty means AWS S3.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 512))]
     #[x_kube(validation = Rule::new("self == '' || self.matches('^([hH][tT][tT][pP][sS]?://)?[^/@?# ]+/?$')")
         .message("an endpoint is [http://|https://]host[:port], without credentials, path, query or fragment: keys go into credentialsSecret, a path into prefix"))]
     pub endpoint: String,
 
-    /// Region of the bucket. Required for AWS; other services mostly ignore it (without a region, requests are
-    /// signed for `us-east-1`).
+    /// Region of the bucket. Required for AWS; other services mostly ignore it (without a region, requests
+    /// are signed for `us-east-1`).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9-]*$')")
         .message("a region has letters, digits and hyphens, for example eu-central-1"))]
     pub region: String,
 
-    /// Secret with the keys `accessKeyId` and `secretAccessKey`. Without it, worker pods use the ambient identity of
-    /// their service account (IRSA, workload identity), and the operator lists the bucket with its own.
+    /// Secret with the keys `accessKeyId` and `secretAccessKey`. Without it, worker pods use the ambient
+    /// identity of their service account (IRSA, workload identity), and the operator lists the bucket with
+    /// its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials_secret: Option<SecretReference>,
 
@@ -52,7 +53,8 @@ pub struct Bucket {
     #[serde(default, rename = "insecureSkipTLSVerify")]
     pub insecure_skip_tls_verify: bool,
 
-    /// Address objects as `endpoint/bucket/key` instead of `bucket.endpoint/key`. Most self-hosted services need it.
+    /// Address objects as `endpoint/bucket/key` instead of `bucket.endpoint/key`. Most self-hosted services
+    /// need it.
     #[serde(default)]
     pub use_path_style: bool,
 }
@@ -66,7 +68,8 @@ pub struct SecretReference {
     #[x_kube(validation = cel::object_name())]
     pub name: String,
 
-    /// Namespace of the Secret, if it is not this one. A ReferenceGrant in that namespace must then allow the reference.
+    /// Namespace of the Secret, if it is not this one. A ReferenceGrant in that namespace must then allow the
+    /// reference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = cel::namespace_name())]

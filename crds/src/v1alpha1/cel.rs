@@ -1,4 +1,5 @@
-//! CEL rules that several fields share. Each states in one sentence what `rules/` explains with the value and the correction.
+//! CEL rules that several fields share. Each states in one sentence what `rules/` explains with the value and
+//! the correction.
 
 use kube::core::Rule;
 use schemars::Schema;
@@ -22,8 +23,9 @@ pub(super) fn label_name() -> Rule {
         .message("a name has lowercase letters, digits and hyphens, and starts and ends with a letter or digit, for example resize-image")
 }
 
-/// `duration()` fails, with a message of its own, on a text that is not a duration. Every rule that calls it therefore checks
-/// this first, and only [`duration`] reports such a text. A duration beyond 292 years still fails so; the webhook explains it.
+/// `duration()` fails, with a message of its own, on a text that is not a duration. Every rule that calls it
+/// therefore checks this first, and only [`duration`] reports such a text. A duration beyond 292 years still
+/// fails so; the webhook explains it.
 const IS_DURATION: &str = "matches('^([0-9]+([.][0-9]+)?(ms|s|m|h))+$')";
 
 /// A text that is a duration.
@@ -59,11 +61,12 @@ pub(super) fn globs() -> Rule {
         .message("a glob is matched against the key after the prefix: write it without the slash that it begins with, or [/] if the keys really begin with one")
 }
 
-/// With a higher limit, the API server would refuse the CRD, because checking 256 names of each of 32 filters could take too
-/// long.
+/// With a higher limit, the API server would refuse the CRD, because checking 256 names of each of 32 filters
+/// could take too long.
 const ENV_NAME_MAX: usize = 128;
 
-/// Environment variables. Their schema comes from Kubernetes, which leaves these checks to the validation of pods.
+/// Environment variables. Their schema comes from Kubernetes, which leaves these checks to the validation of
+/// pods.
 pub(super) fn environment(list: &mut Schema) {
     if let Some(Value::Object(name)) = list.pointer_mut("/items/properties/name") {
         name.insert("maxLength".to_owned(), json!(ENV_NAME_MAX));

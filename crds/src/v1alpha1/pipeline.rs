@@ -69,8 +69,9 @@ pub struct PipelineSpec {
     #[serde(default)]
     pub order: Order,
 
-    /// `PodPerFile` starts a pod for each file. `Warm` keeps pods up and runs the filters' commands once per file, which suits
-    /// many small files; every filter then needs a `command`. A change affects later runs only.
+    /// `PodPerFile` starts a pod for each file. `Warm` keeps pods up and runs the filters' commands once per
+    /// file, which suits many small files; every filter then needs a `command`. A change affects later runs
+    /// only.
     #[serde(default)]
     pub mode: Mode,
 
@@ -83,7 +84,8 @@ pub struct PipelineSpec {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub filters: Vec<Filter>,
 
-    /// Where results are uploaded once all filters have succeeded. Without a sink, filters store their results themselves.
+    /// Where results are uploaded once all filters have succeeded. Without a sink, filters store their
+    /// results themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sink: Option<Sink>,
 
@@ -159,9 +161,11 @@ pub struct Filter {
     #[schemars(length(max = 256))]
     pub args: Vec<String>,
 
-    /// `Exec` (the default) runs the command once per file. `Lines` starts it once and sends it one line of JSON per file on
-    /// stdin; the command answers each with one line on stdout that starts with `::openfilter::`.
-    // No default in the schema: unless Argo CD compares on the server, it reports a default within a list as drift.
+    /// `Exec` (the default) runs the command once per file. `Lines` starts it once and sends it one line of
+    /// JSON per file on stdin; the command answers each with one line on stdout that starts with
+    /// `::openfilter::`.
+    // No default in the schema: unless Argo CD compares on the server, it reports a default within a list as
+    // drift.
     #[serde(default, skip_serializing_if = "Protocol::is_exec")]
     pub protocol: Protocol,
 
@@ -193,7 +197,8 @@ pub enum ImagePullPolicy {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Sink {
-    /// The bucket to write to. A result is stored as `<prefix><key without the source prefix>/<path below /ws/out/<from>/>`.
+    /// The bucket to write to. A result is stored as `<prefix><key without the source prefix>/<path below
+    /// /ws/out/<from>/>`.
     pub bucket: Bucket,
 
     /// The filter whose results are uploaded; if omitted, the last one.
@@ -254,7 +259,8 @@ pub struct PodOptions {
         .message("labels of filter.plainsight.ai/ belong to the operator; use a prefix of your own"))]
     pub labels: BTreeMap<String, String>,
 
-    /// Extra annotations for the worker pods. The prefix `filter.plainsight.ai/` is reserved for the operator.
+    /// Extra annotations for the worker pods. The prefix `filter.plainsight.ai/` is reserved for the
+    /// operator.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     #[x_kube(validation = Rule::new("self.all(key, !key.startsWith('filter.plainsight.ai/'))")

@@ -11,8 +11,8 @@ use strum::{Display, VariantNames};
 
 use super::cel;
 
-/// One execution of a Pipeline. Everything except `execution.parallelism`, `execution.maxFailedFiles` and `suspend` is
-/// immutable.
+/// One execution of a Pipeline. Everything except `execution.parallelism`, `execution.maxFailedFiles` and
+/// `suspend` is immutable.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "filter.plainsight.ai",
@@ -52,7 +52,8 @@ pub struct PipelineRunSpec {
     /// The Pipeline to run.
     pub pipeline_ref: PipelineReference,
 
-    /// Narrows down the Pipeline's files for this run, so that one Pipeline can serve a different folder every day.
+    /// Narrows down the Pipeline's files for this run, so that one Pipeline can serve a different folder
+    /// every day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<RunSource>,
 
@@ -66,17 +67,20 @@ pub struct PipelineRunSpec {
     #[serde(default)]
     pub execution: Execution,
 
-    /// The Valkey stream and consumer group of this run. If omitted, they are derived from the run's namespace and name.
+    /// The Valkey stream and consumer group of this run. If omitted, they are derived from the run's
+    /// namespace and name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueKeys>,
 
-    /// Pauses the run: files in progress are finished, and no new ones are started. Set it to false to resume.
+    /// Pauses the run: files in progress are finished, and no new ones are started. Set it to false to
+    /// resume.
     #[serde(default)]
     pub suspend: bool,
 }
 
 impl PipelineRunSpec {
-    /// The id of the run with this namespace and name: from its queue keys if they are set, otherwise derived.
+    /// The id of the run with this namespace and name: from its queue keys if they are set, otherwise
+    /// derived.
     pub fn run_id(&self, namespace: &str, name: &str) -> Result<RunId, RunIdError> {
         match &self.queue {
             Some(keys) => RunId::from_keys(keys.stream.as_deref(), keys.group.as_deref()),
@@ -94,7 +98,8 @@ pub struct PipelineReference {
     #[x_kube(validation = cel::object_name())]
     pub name: String,
 
-    /// Namespace of the Pipeline, if it is not this one. A ReferenceGrant in that namespace must then allow the reference.
+    /// Namespace of the Pipeline, if it is not this one. A ReferenceGrant in that namespace must then allow
+    /// the reference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = cel::namespace_name())]
@@ -170,29 +175,31 @@ pub struct Execution {
         .message("retryBackoff is immutable: a run happens once; create a new PipelineRun instead"))]
     pub retry_backoff: RetryBackoff,
 
-    /// Time limit for the filters' work on one file in one attempt; waiting for storage does not count. If omitted, there is
-    /// no limit.
+    /// Time limit for the filters' work on one file in one attempt; waiting for storage does not count. If
+    /// omitted, there is no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = cel::duration("fileTimeout"), validation = cel::duration_range("fileTimeout", "1s"))]
     pub file_timeout: Option<String>,
 
-    /// Time limit for the whole run, counted from `status.startTime`; time in which the run waits or is suspended counts too.
-    /// Files that are not finished by then are dead-lettered. If omitted, there is no limit.
+    /// Time limit for the whole run, counted from `status.startTime`; time in which the run waits or is
+    /// suspended counts too. Files that are not finished by then are dead-lettered. If omitted, there is no
+    /// limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = cel::duration("timeout"), validation = cel::duration_range("timeout", "1s"))]
     pub timeout: Option<String>,
 
-    /// Exit codes with which a filter says "this input is bad": the file is dead-lettered without another attempt.
+    /// Exit codes with which a filter says "this input is bad": the file is dead-lettered without another
+    /// attempt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(range(min = 1, max = 255)))]
     #[x_kube(merge_strategy = ListMerge::Set)]
     pub non_retryable_exit_codes: Vec<i32>,
 
-    /// How many files may fail, as a count (`5`) or a percentage of all files (`10%`). Up to this limit, the run
-    /// still counts as succeeded; one more failed file stops it early. If omitted, failed files do not stop the run early, but
-    /// a single one makes it fail.
+    /// How many files may fail, as a count (`5`) or a percentage of all files (`10%`). Up to this limit, the
+    /// run still counts as succeeded; one more failed file stops it early. If omitted, failed files do not
+    /// stop the run early, but a single one makes it fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 16))]
     #[x_kube(validation = Rule::new("string(self).matches('^([0-9]{1,9}|(100|[0-9]{1,2})%)$')")
@@ -258,8 +265,8 @@ mod default {
     }
 }
 
-/// Stream and consumer group of a run. Both contain the same runId: 1 to 128 letters, digits, dots, underscores and
-/// hyphens, starting and ending with a letter or digit, in braces if Valkey is a cluster.
+/// Stream and consumer group of a run. Both contain the same runId: 1 to 128 letters, digits, dots,
+/// underscores and hyphens, starting and ending with a letter or digit, in braces if Valkey is a cluster.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(

@@ -100,14 +100,14 @@ pub struct PolicyRule {
     #[schemars(length(min = 1, max = 1024))]
     pub message: String,
 
-    /// CEL expression over the same variables as `cel`; its text is shown instead of `message`. If it yields no text for an
-    /// object, `message` is shown.
+    /// CEL expression over the same variables as `cel`; its text is shown instead of `message`. If it yields
+    /// no text for an object, `message` is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub message_expression: Option<String>,
 
-    /// CEL expression that must be true, over `object`, `oldObject`, `request`, `namespaceObject`, and, for runs, `pipeline`
-    /// and `usage`.
+    /// CEL expression that must be true, over `object`, `oldObject`, `request`, `namespaceObject`, and, for
+    /// runs, `pipeline` and `usage`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub cel: Option<String>,

@@ -44,7 +44,8 @@ pub struct WarmOptions {
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_files_per_pod: i32,
 
-    /// How old a pod may get before it is replaced; it finishes its current file first. Written like `90s`, `15m` or `1h30m`.
+    /// How old a pod may get before it is replaced; it finishes its current file first. Written like `90s`,
+    /// `15m` or `1h30m`.
     #[serde(default = "default::max_pod_age")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = cel::duration("maxPodAge"), validation = cel::duration_range("maxPodAge", "1m"))]

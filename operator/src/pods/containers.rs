@@ -11,7 +11,8 @@ use protocol::container::INSTALL;
 
 use crate::names::{CONTAINERS_ANNOTATION, SHIM};
 
-/// The reasons that runtimes give for a container whose process never started: containerd and CRI-O, and Docker.
+/// The reasons that runtimes give for a container whose process never started: containerd and CRI-O, and
+/// Docker.
 const NOT_STARTED: [&str; 2] = ["StartError", "ContainerCannotRun"];
 
 /// The containers of one pod.
@@ -24,7 +25,8 @@ pub struct Containers<'a> {
 enum Own<'a> {
     /// The containers that the pod's annotation names.
     Named(HashSet<&'a str>),
-    /// All containers except sidecars, which we never create: for pods of operators older than the annotation.
+    /// All containers except sidecars, which we never create: for pods of operators older than the
+    /// annotation.
     AllBut(HashSet<&'a str>),
 }
 
@@ -117,7 +119,8 @@ fn sidecars(pod: &Pod) -> HashSet<&str> {
         .collect()
 }
 
-/// Whether a pod processes many files: such a pod starts with its install container, any other pod with its claimer.
+/// Whether a pod processes many files: such a pod starts with its install container, any other pod with its
+/// claimer.
 pub fn is_warm(pod: &PodSpec) -> bool {
     pod.init_containers.iter().flatten().next().is_some_and(|first| first.name == INSTALL)
 }

@@ -20,9 +20,10 @@ pub use stage::{Failed, Stage, Stuck};
 /// years: its file would wait that long, and adding it to an instant would overflow.
 const GRACE_MAX: Duration = Duration::from_secs(3_600);
 
-/// How long a claimer may take to start. It usually starts within a second or two of getting a node, unless its image
-/// is being pulled or the node is broken; then the pod's file goes to another pod. On a node with busy processors,
-/// the kubelet takes fifteen seconds to report the start, and a file that is taken back too early is processed twice.
+/// How long a claimer may take to start. It usually starts within a second or two of getting a node, unless
+/// its image is being pulled or the node is broken; then the pod's file goes to another pod. On a node with
+/// busy processors, the kubelet takes fifteen seconds to report the start, and a file that is taken back too
+/// early is processed twice.
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
 /// How long the other containers of a pod that processes many files may continue after one of them failed:
 /// the worker publishes the results that it has, and reports them.
@@ -90,7 +91,8 @@ pub struct Deleting {
 pub struct Doomed {
     /// Since when, by our own clock.
     pub since: Instant,
-    /// The reason from Kubernetes: `EvictionByEvictionAPI`, `PreemptionByScheduler`, `DeletionByTaintManager`…
+    /// The reason from Kubernetes: `EvictionByEvictionAPI`, `PreemptionByScheduler`,
+    /// `DeletionByTaintManager`…
     pub reason: String,
     /// The message from Kubernetes.
     pub message: String,

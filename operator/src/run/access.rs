@@ -1,5 +1,5 @@
-//! A run's access to its buckets and its queue: keys, grants for keys of other namespaces, and the workers' Valkey
-//! user. A running run can lose all of it, so it is checked and restored repeatedly.
+//! A run's access to its buckets and its queue: keys, grants for keys of other namespaces, and the workers'
+//! Valkey user. A running run can lose all of it, so it is checked and restored repeatedly.
 
 use std::time::Instant;
 
@@ -21,9 +21,9 @@ use crate::error::{Error, Obstacle, Reason};
 use crate::names::{self, EPOCH_ANNOTATION, MANAGER};
 
 impl Pass<'_> {
-    /// Restores access that a running run can lose: a restarted Valkey has forgotten the workers' user, a Secret was
-    /// deleted, keys were replaced. While its keys are missing, or a grant for them is revoked, the run starts
-    /// nothing, and the copies of keys are removed.
+    /// Restores access that a running run can lose: a restarted Valkey has forgotten the workers' user, a
+    /// Secret was deleted, keys were replaced. While its keys are missing, or a grant for them is revoked,
+    /// the run starts nothing, and the copies of keys are removed.
     pub async fn restore_access(&mut self, prepared: &Prepared) -> Result<(), Stop> {
         let checked = self.memory.user.as_ref().map(|(_, checked)| checked.elapsed());
         let due = checked.is_some_and(|ago| ago >= RESYNC);
@@ -45,8 +45,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Returns the keys of the source, if the keys of all buckets are present and well-formed. Copies keys from other
-    /// namespaces, if a grant allows it.
+    /// Returns the keys of the source, if the keys of all buckets are present and well-formed. Copies keys
+    /// from other namespaces, if a grant allows it.
     pub async fn copy_credentials(&self, prepared: &Prepared) -> Result<Option<AccessKeys>, Stop> {
         self.check_grants(&prepared.snapshot)?;
         let (mut source, mut copies) = (None, Vec::new());
@@ -95,8 +95,8 @@ impl Pass<'_> {
         refuse(Reason::InvalidSpec, self.run.validate(&rules))
     }
 
-    /// Ensures the Secret of the workers' user. It also records the epoch of the queue; a different epoch means that
-    /// Valkey lost the queue.
+    /// Ensures the Secret of the workers' user. It also records the epoch of the queue; a different epoch
+    /// means that Valkey lost the queue.
     async fn ensure_worker_user(&mut self, prepared: &Prepared) -> Result<(), Stop> {
         let Prepared { run_id, queue, snapshot, .. } = prepared;
         let api: Api<Secret> = self.ctx.api(self.run);

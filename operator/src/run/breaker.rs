@@ -1,9 +1,9 @@
 //! Slows a run down while one of its dependencies fails. Pure: no I/O and no clock.
 //!
-//! Three disruptions of one dependency in a row, without a success of that operation in between, open its breaker:
-//! pods that end are not replaced, one pod at a time probes the dependency, and the run reports what is broken. The
-//! first success closes the breaker. Disruptions of pods and nodes open no breaker: thirty drained pods must not
-//! throttle a healthy run.
+//! Three disruptions of one dependency in a row, without a success of that operation in between, open its
+//! breaker: pods that end are not replaced, one pod at a time probes the dependency, and the run reports what
+//! is broken. The first success closes the breaker. Disruptions of pods and nodes open no breaker: thirty
+//! drained pods must not throttle a healthy run.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -20,10 +20,11 @@ use crate::pods::{Milestone, WorkerPod};
 const OPENS_AFTER: u32 = 3;
 /// The wait before the first probe.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// The longest wait before a probe: a run is back at full parallelism a few seconds after its storage recovers.
+/// The longest wait before a probe: a run is back at full parallelism a few seconds after its storage
+/// recovers.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
-/// How long the text of an error is kept. Each probe fails with another file: if the message changed with each, every
-/// run would write its status once per probe.
+/// How long the text of an error is kept. Each probe fails with another file: if the message changed with
+/// each, every run would write its status once per probe.
 const MESSAGE_KEPT: Duration = Duration::from_secs(30);
 
 /// The breakers of one run.
@@ -84,8 +85,8 @@ struct Open {
 }
 
 impl Breakers {
-    /// Notes what pods show: a finished fetch or publication, and containers that have started. Call it with all pods
-    /// of a pass, including those that are gone, before they are judged.
+    /// Notes what pods show: a finished fetch or publication, and containers that have started. Call it with
+    /// all pods of a pass, including those that are gone, before they are judged.
     pub fn observe<'a>(&mut self, pods: impl IntoIterator<Item = &'a WorkerPod>) {
         let (mut image, mut container, mut fetched, mut published) = (None, None, None, None);
         for pod in pods {
@@ -109,15 +110,15 @@ impl Breakers {
         }
     }
 
-    /// The last container start of a pod that started more containers than the pod that failed: the container that
-    /// failed there works.
+    /// The last container start of a pod that started more containers than the pod that failed: the container
+    /// that failed there works.
     fn went_further(&self, dependency: Dependency, pod: &WorkerPod) -> Option<Milestone> {
         let failed_after = self.breakers.get(&dependency).map_or(0, |breaker| breaker.failed_after);
         pod.started.filter(|started| started.containers > failed_after).map(|started| started.last)
     }
 
-    /// Notes what a judgement shows about a dependency. An object that fails while another one can be reached is no
-    /// outage.
+    /// Notes what a judgement shows about a dependency. An object that fails while another one can be reached
+    /// is no outage.
     pub fn judged(&mut self, judgement: &Judgement) {
         if judgement.cause == Cause::Success {
             // All commands could be executed, including the last one: no pod gets further than that.
@@ -183,7 +184,8 @@ impl Breakers {
         Known { last_fetch: last(Operation::Fetch), last_publish: last(Operation::Publish) }
     }
 
-    /// How many pods may be created, given the living pods, and the number that were created and not seen yet.
+    /// How many pods may be created, given the living pods, and the number that were created and not seen
+    /// yet.
     pub fn probe<'a>(
         &self,
         now: Instant,
@@ -222,7 +224,8 @@ impl Breakers {
     /// The problem that the run waits for, if a breaker is open.
     pub fn obstacle(&self) -> Option<Obstacle> {
         let open = self.breakers.iter().filter(|(_, breaker)| breaker.open.is_some());
-        // The latest failure is the current one: keys that were refused before an outage may be accepted again.
+        // The latest failure is the current one: keys that were refused before an outage may be accepted
+        // again.
         let (dependency, breaker) =
             open.max_by_key(|(dependency, breaker)| (breaker.last_disruption, Reverse(*dependency)))?;
         let error = breaker.message.as_ref().map_or("", |(message, _)| message.as_str());
@@ -268,7 +271,8 @@ impl Breaker {
         self.open = match self.open {
             None if self.disruptions < OPENS_AFTER => None,
             None => Some(Open { wait: FIRST_WAIT, next_probe: at + FIRST_WAIT }),
-            // The pod was created before the breaker opened: any number of failures during the wait count as one.
+            // The pod was created before the breaker opened: any number of failures during the wait count as
+            // one.
             Some(open) if at < open.next_probe => Some(open),
             Some(open) => {
                 let wait = open.wait.saturating_mul(2).min(LONGEST_WAIT);

@@ -1,5 +1,5 @@
-//! Removes what a deleted run has in Valkey and in Kubernetes. An unavailable Valkey does not block the deletion: the
-//! remaining work is noted, and done when Valkey is back.
+//! Removes what a deleted run has in Valkey and in Kubernetes. An unavailable Valkey does not block the
+//! deletion: the remaining work is noted, and done when Valkey is back.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -32,8 +32,8 @@ use crate::world::World;
 const FOUNDER: &str = "openfilter-operator-founder";
 /// How long a deleted run waits for Valkey.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The ConfigMap that lists what is still to be removed from Valkey, one entry per run: `<uid>: <key of its stream>`.
-/// An entry that is not due yet also has, after a space, the Unix time at which it is.
+/// The ConfigMap that lists what is still to be removed from Valkey, one entry per run: `<uid>: <key of its
+/// stream>`. An entry that is not due yet also has, after a space, the Unix time at which it is.
 pub const NOTES: &str = "openfilter-operator-cleanup";
 
 impl Pass<'_> {
@@ -67,8 +67,8 @@ impl Pass<'_> {
             }
             tracing::warn!(run = %run.name_any(), error = chain(&error), "the workers of a deleted run are left to garbage collection");
         }
-        // Garbage collection removes these too, but later, and a run that is created again at once needs their names.
-        // So a refusal does not block this run.
+        // Garbage collection removes these too, but later, and a run that is created again at once needs
+        // their names. So a refusal does not block this run.
         if let Err(error) = remove_named(ctx, run).await {
             tracing::warn!(run = %run.name_any(), error = chain(&error), "the objects of a deleted run are left to garbage collection");
         }
@@ -158,15 +158,16 @@ async fn forget(ctx: &Context, run_id: &RunId, uid: &str) -> Result<(), Error> {
         let Some(known) = known_runs(ctx).await? else { return Ok(()) };
         known.remove(uid).await.map_err(Error::from)
     };
-    // Nothing waits for this: a name too many is removed by the next operator, which finds neither a run nor a queue.
+    // Nothing waits for this: a name too many is removed by the next operator, which finds neither a run nor
+    // a queue.
     if let Err(error) = forgotten.await {
         tracing::debug!(run = %run_id, error = chain(&error), "the run is still in the list of known runs");
     }
     Ok(())
 }
 
-/// The runs that this installation knows. Its id is the UID of the ConfigMap with the notes, because several installations can
-/// share a Valkey. An operator that may not write that knows none.
+/// The runs that this installation knows. Its id is the UID of the ConfigMap with the notes, because several
+/// installations can share a Valkey. An operator that may not write that knows none.
 async fn known_runs(ctx: &Context) -> Result<Option<&KnownRuns>, Error> {
     let read = async || {
         let api: Api<ConfigMap> = Api::namespaced(ctx.client.clone(), &ctx.settings.operator_namespace);
@@ -187,7 +188,8 @@ async fn known_runs(ctx: &Context) -> Result<Option<&KnownRuns>, Error> {
     Ok(ctx.known_runs.get_or_try_init(read).await?.as_ref())
 }
 
-/// Remembers a run whose queue is about to be opened. No failure blocks the run: it costs keys in Valkey at worst.
+/// Remembers a run whose queue is about to be opened. No failure blocks the run: it costs keys in Valkey at
+/// worst.
 pub async fn remember(ctx: &Context, run_id: &RunId, owner: &Owner) {
     let remembered = async {
         let Some(known) = known_runs(ctx).await? else { return Ok(()) };
@@ -243,8 +245,8 @@ async fn note(ctx: &Context, uid: &str, stream: Option<&str>) -> Result<(), Erro
     Ok(())
 }
 
-/// Notes the rest of a run in Valkey. If the operator may not write the note, the rest stays there: the run does not
-/// wait for it.
+/// Notes the rest of a run in Valkey. If the operator may not write the note, the rest stays there: the run
+/// does not wait for it.
 async fn note_left(ctx: &Context, uid: &str, noted: &str) -> Result<(), Error> {
     match note(ctx, uid, Some(noted)).await {
         Err(error) if error.is_refusal() => {
@@ -255,9 +257,9 @@ async fn note_left(ctx: &Context, uid: &str, noted: &str) -> Result<(), Error> {
     }
 }
 
-/// Notes a run that is gone although it had our finalizer: a person or a program removed the finalizer, or a backup
-/// is being restored. Its queue is kept as long as the details of a finished run, because the same run, created
-/// again, continues from there. A run that was being deleted leaves nothing.
+/// Notes a run that is gone although it had our finalizer: a person or a program removed the finalizer, or a
+/// backup is being restored. Its queue is kept as long as the details of a finished run, because the same
+/// run, created again, continues from there. A run that was being deleted leaves nothing.
 pub async fn note_vanished(
     ctx: &Context,
     uid: &str,
@@ -274,8 +276,8 @@ pub async fn note_vanished(
     note_left(ctx, uid, &format!("{stream} {due}")).await
 }
 
-/// Makes the ledger remember finished runs for as long as their PipelineRuns exist, so that YAML that is still in Git
-/// never runs again.
+/// Makes the ledger remember finished runs for as long as their PipelineRuns exist, so that YAML that is
+/// still in Git never runs again.
 pub async fn renew_ledger(ctx: &Context) -> Result<(), Error> {
     let runs = ctx.world.runs();
     let finished = runs.iter().filter(|run| is_finished(run)).filter_map(|run| setup::run_id(run).ok());
@@ -283,8 +285,8 @@ pub async fn renew_ledger(ctx: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// The known runs that seem to be gone. Those that are noted were noted with the time at which they are due, and in a namespace
-/// that is not watched nothing is seen.
+/// The known runs that seem to be gone. Those that are noted were noted with the time at which they are due,
+/// and in a namespace that is not watched nothing is seen.
 fn missing(
     mut known: BTreeMap<String, (RunId, Owner)>,
     noted: &BTreeMap<String, String>,

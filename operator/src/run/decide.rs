@@ -1,5 +1,5 @@
-//! Decides what to do with the pods of a run, and whether it has ended. Pure: no I/O and no clock, so that a plain
-//! test answers "do we start another pod?".
+//! Decides what to do with the pods of a run, and whether it has ended. Pure: no I/O and no clock, so that a
+//! plain test answers "do we start another pod?".
 
 use std::time::Duration;
 
@@ -37,7 +37,8 @@ pub enum Plan {
     GoOn {
         /// Pods to create.
         create: u64,
-        /// How many pods without a file to remove, because no file may be started, or fewer at once than before.
+        /// How many pods without a file to remove, because no file may be started, or fewer at once than
+        /// before.
         dismiss: u64,
         /// When to decide again, if nothing happens before.
         wake: Option<Duration>,

@@ -1,5 +1,6 @@
-//! Logs the fates of files, each in one line with the message `settled`: at info for decisions that people search for
-//! (a retry, a dead letter, a disruption, a reclaimed file), as long as they are few, and at debug for all others.
+//! Logs the fates of files, each in one line with the message `settled`: at info for decisions that people
+//! search for (a retry, a dead letter, a disruption, a reclaimed file), as long as they are few, and at debug
+//! for all others.
 
 use kube::ResourceExt;
 use queue::{Failure, Fate};
@@ -8,7 +9,8 @@ use super::pass::Pass;
 use crate::metrics::FileOutcome;
 
 impl Pass<'_> {
-    /// Logs the fate of a file, with the outcome that it is counted as; returns whether it was logged at info.
+    /// Logs the fate of a file, with the outcome that it is counted as; returns whether it was logged at
+    /// info.
     pub fn log_decision(
         &mut self,
         outcome: Option<FileOutcome>,

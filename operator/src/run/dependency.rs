@@ -59,8 +59,8 @@ impl Dependency {
         }
     }
 
-    /// The dependency's name in metrics; `None` if it never slows a run down. A full workspace is as full for one pod
-    /// as for many, and other nodes may have room.
+    /// The dependency's name in metrics; `None` if it never slows a run down. A full workspace is as full for
+    /// one pod as for many, and other nodes may have room.
     pub fn label(self) -> Option<&'static str> {
         match self {
             Self::SourceCredentials | Self::SinkCredentials => Some("credentials"),

@@ -1,5 +1,5 @@
-//! Ends a run: the queue is closed, every pod is removed, and then the Job and the run report the end in the same
-//! pass. Each step can be repeated, so a crash between any two of them changes nothing.
+//! Ends a run: the queue is closed, every pod is removed, and then the Job and the run report the end in the
+//! same pass. Each step can be repeated, so a crash between any two of them changes nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,15 +40,16 @@ impl Pass<'_> {
         };
         let outcome = serde_json::to_string(&outcome).map_err(Error::Json)?;
         if end == End::WorkersMisbehaving {
-            // Remove the user first, so that workers write nothing more: this also closes the user's connections.
+            // Remove the user first, so that workers write nothing more: this also closes the user's
+            // connections.
             WorkerUser::remove(&self.ctx.valkey, &prepared.run_id, &self.owner().uid).await?;
         }
         let ending = if end.is_abort() { Ending::Abort { reason: end.as_ref() } } else { Ending::Finish };
         while let Closed::More { .. } =
             prepared.queue.close(ending, &outcome, &self.ctx.settings.retention).await?
         {}
-        // When the queue is opened again, it says how the run ended. So a run that ends now, a run that ended before
-        // a crash, and a restored run all take the same path.
+        // When the queue is opened again, it says how the run ended. So a run that ends now, a run that ended
+        // before a crash, and a restored run all take the same path.
         self.memory.forget_queue();
         Ok(Next::Within(Duration::ZERO))
     }
@@ -97,8 +98,8 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// Removes pods that the watch has not shown yet, such as one that was requested a moment ago. Returns whether
-    /// there were any.
+    /// Removes pods that the watch has not shown yet, such as one that was requested a moment ago. Returns
+    /// whether there were any.
     async fn remove_unseen_pods(&mut self) -> Result<bool, Stop> {
         let pods: Api<Pod> = self.ctx.api(self.run);
         let ours = owner::pods(self.run);
@@ -110,7 +111,8 @@ impl Pass<'_> {
         Ok(!names.is_empty())
     }
 
-    /// Removes a pod that was requested before the end and appeared after it, and acknowledges a change of the spec.
+    /// Removes a pod that was requested before the end and appeared after it, and acknowledges a change of
+    /// the spec.
     pub async fn tidy_up_after_the_end(&mut self) -> Result<Next, Error> {
         let late = self.view.pods.iter().filter(|pod| !pod.held);
         let late: Vec<String> = late.map(|pod| pod.name.clone()).collect();
@@ -120,8 +122,8 @@ impl Pass<'_> {
     }
 }
 
-/// The end time of the run. Its start time may come from a clock that is ahead of ours, and the API server refuses a
-/// Job that ends before it started.
+/// The end time of the run. Its start time may come from a clock that is ahead of ours, and the API server
+/// refuses a Job that ends before it started.
 fn ended(start: Option<&Time>, now: Timestamp) -> Time {
     Time(start.map_or(now, |start| start.0.max(now)))
 }

@@ -1,5 +1,5 @@
-//! Gives files to pods. A pod gets its file when it has a node, so that its claimer finds the file when it starts; if
-//! the claimer does not start soon, the file goes to another pod.
+//! Gives files to pods. A pod gets its file when it has a node, so that its claimer finds the file when it
+//! starts; if the claimer does not start soon, the file goes to another pod.
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Takes files back from pods that do not start. If a claimer reads its file at this very moment, its result is
-    /// ignored, because the pod no longer holds the file.
+    /// Takes files back from pods that do not start. If a claimer reads its file at this very moment, its
+    /// result is ignored, because the pod no longer holds the file.
     async fn take_back(&mut self, prepared: &Prepared) -> Result<(), Error> {
         let late = self.view.pods.iter().filter(|pod| pod.is_late(self.now));
         let late = late.filter(|pod| !self.memory.pods.late.contains(&pod.name));

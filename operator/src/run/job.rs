@@ -40,8 +40,8 @@ struct WriteEvery {
 }
 
 impl JobWrite {
-    /// How long the next write has to wait. Tools that suspend Jobs wait only for the condition that says so: that
-    /// one is written at once, and soon again if the write failed.
+    /// How long the next write has to wait. Tools that suspend Jobs wait only for the condition that says so:
+    /// that one is written at once, and soon again if the write failed.
     fn is_followed_after(&self, suspended: bool, every: &WriteEvery, now: Instant) -> Option<Duration> {
         let every = if self.has_succeeded { every.counts } else { every.failed };
         let left = every.saturating_sub(now.saturating_duration_since(self.at));
@@ -54,7 +54,8 @@ impl JobWrite {
 }
 
 impl Pass<'_> {
-    /// The Job of the run: the one that the watch shows, or a new one. `None` while an old one is being deleted.
+    /// The Job of the run: the one that the watch shows, or a new one. `None` while an old one is being
+    /// deleted.
     pub async fn ensure_job(&mut self, prepared: &Prepared, stats: &Stats) -> Result<Option<Arc<Job>>, Stop> {
         if let Some(shown) = &self.view.job {
             self.memory.job = None;
@@ -80,8 +81,8 @@ impl Pass<'_> {
         let files = (stats.listing == Listing::Complete).then_some(stats.total);
         let wanted = job::job(self.run, &prepared.run_id, &recipe, files);
         let name = wanted.name_any();
-        // Start with a dry run: if the Job is not ours to manage, another controller would start its pods before we
-        // could delete it.
+        // Start with a dry run: if the Job is not ours to manage, another controller would start its pods
+        // before we could delete it.
         if create(&api, &wanted, true).await?.is_some_and(|job| !job::is_managed(&job)) {
             return Err(not_managed().into());
         }
@@ -125,8 +126,8 @@ impl Pass<'_> {
         Ok(Arc::new(patched.map_err(Error::kubernetes("change the parallelism of the Job"))?))
     }
 
-    /// Writes the Job's status during the run: a suspension at once, counts at intervals. Returns when the counts are
-    /// due, if it is too early for them.
+    /// Writes the Job's status during the run: a suspension at once, counts at intervals. Returns when the
+    /// counts are due, if it is too early for them.
     pub async fn publish_job(&mut self, shown: &Job, suspended: bool) -> Option<Duration> {
         let counts = self.report.counts?;
         let every = WriteEvery { counts: self.ctx.publish_job_every(), failed: self.ctx.publish_every() };
@@ -201,8 +202,8 @@ impl Pass<'_> {
             return Ok(());
         };
         match self.patch_job_status(&shown, &final_status(&shown, counts, outcome, message)).await {
-            // The run ends even if the API server refuses the Job's last status. A missing right is an error, because
-            // it may be granted again.
+            // The run ends even if the API server refuses the Job's last status. A missing right is an error,
+            // because it may be granted again.
             Err(Error::Kubernetes { doing, source }) if matches!(&*source, kube::Error::Api(status) if status.code == 422) =>
             {
                 tracing::warn!(run = %self.run.name_any(), doing, error = chain(&source), "the API server refused the final status of the Job");
@@ -243,7 +244,8 @@ fn not_managed() -> Obstacle {
     )
 }
 
-/// Keeps counts from decreasing, which the API server forbids for a Job: after a loss of data ours start over.
+/// Keeps counts from decreasing, which the API server forbids for a Job: after a loss of data ours start
+/// over.
 fn never_less(counts: Counts, shown: &Job) -> (i64, i64) {
     let old = shown.status.as_ref();
     let (succeeded, failed) = (old.and_then(|old| old.succeeded), old.and_then(|old| old.failed));

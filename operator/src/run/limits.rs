@@ -82,8 +82,8 @@ impl Limits {
         })
     }
 
-    /// How much time a run has left; `None` without a limit. Valkey measures the run's age, because operators take
-    /// over from each other and their clocks differ.
+    /// How much time a run has left; `None` without a limit. Valkey measures the run's age, because operators
+    /// take over from each other and their clocks differ.
     pub fn time_left(&self, stats: &Stats) -> Option<Duration> {
         self.timeout.map(|timeout| timeout.saturating_sub(stats.age.unwrap_or_default()))
     }

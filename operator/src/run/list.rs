@@ -23,8 +23,8 @@ pub fn is_to_be_listed(stats: &Stats) -> bool {
 }
 
 impl Pass<'_> {
-    /// Lists the bucket. `None` once files may be processed: either all of them are known, or enough are queued that
-    /// the listing has paused. It then continues while files are processed.
+    /// Lists the bucket. `None` once files may be processed: either all of them are known, or enough are
+    /// queued that the listing has paused. It then continues while files are processed.
     pub async fn list(&mut self, prepared: &Prepared) -> Result<Option<Next>, Stop> {
         if self.memory.listing.is_complete {
             return Ok(None);
@@ -45,7 +45,8 @@ impl Pass<'_> {
         }
         self.report.listed = self.report.counts.map(|counts| counts.total_files);
         if stats.started {
-            // Queued files are processed even if the listing is blocked. Whether the run ends is decided with them.
+            // Queued files are processed even if the listing is blocked. Whether the run ends is decided with
+            // them.
             match self.follow_listing(prepared, &stats).await {
                 Err(Stop::Obstacle(obstacle)) => self.report.obstacle = Some(obstacle),
                 followed => _ = followed?,

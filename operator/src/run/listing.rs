@@ -1,5 +1,5 @@
-//! Lists a run's bucket in a separate task: a pass only checks its progress, so a listing of hours delays nothing
-//! else.
+//! Lists a run's bucket in a separate task: a pass only checks its progress, so a listing of hours delays
+//! nothing else.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

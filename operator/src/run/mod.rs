@@ -1,4 +1,5 @@
-//! One run: a task that drives it, pass by pass, from its creation to its end. Every pass can be the first of a new operator.
+//! One run: a task that drives it, pass by pass, from its creation to its end. Every pass can be the first of
+//! a new operator.
 
 mod access;
 mod breaker;
@@ -45,8 +46,8 @@ pub use status::{is_finished, obstacle};
 
 /// How often a run has a pass even if nothing happens: the safety net under the watches.
 pub const RESYNC: Duration = Duration::from_secs(30);
-/// How long to wait for further changes, so that they are handled together: a settled batch costs as much as a
-/// settled file.
+/// How long to wait for further changes, so that they are handled together: a settled batch costs as much as
+/// a settled file.
 const GATHER: Duration = Duration::from_millis(25);
 /// A pass that takes longer is abandoned and started again, which is safe because every step can be repeated.
 const PASS_MAX: Duration = Duration::from_secs(120);

@@ -1,5 +1,6 @@
-//! Nodes on which pods never come up: the sandbox, the network or a volume fails, and the kubelet reports that only
-//! in events. Such a node looks empty and attracts the next pods, so the run's status names it. Pure.
+//! Nodes on which pods never come up: the sandbox, the network or a volume fails, and the kubelet reports
+//! that only in events. Such a node looks empty and attracts the next pods, so the run's status names it.
+//! Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use crate::pods::WorkerPod;
 
 /// How many pods must die on a node before it is named: a single one may have had bad luck.
 const NAMED_AFTER: usize = 2;
-/// A death counts for this many times `--start-timeout`. On a broken node, the next pod that it attracts dies one
-/// such time later, so the node stays named; a repaired or removed node is forgotten.
+/// A death counts for this many times `--start-timeout`. On a broken node, the next pod that it attracts dies
+/// one such time later, so the node stays named; a repaired or removed node is forgotten.
 const REMEMBERED_FOR: u32 = 3;
 
 /// Deaths of pods that never came up, by node and pod.
@@ -21,8 +22,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// The living pods to replace, because their nodes have not brought them up for too long. Each pod is counted
-    /// once, however often it is shown before it is gone.
+    /// The living pods to replace, because their nodes have not brought them up for too long. Each pod is
+    /// counted once, however often it is shown before it is gone.
     pub fn give_up(
         &mut self,
         pods: &[Arc<WorkerPod>],

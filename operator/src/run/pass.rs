@@ -1,5 +1,5 @@
-//! One pass over a run: it reads the current state, decides, acts, and writes the status once. Each step has its own
-//! file, as methods of [`Pass`].
+//! One pass over a run: it reads the current state, decides, acts, and writes the status once. Each step has
+//! its own file, as methods of [`Pass`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ use crate::context::Context;
 use crate::error::{Error, MORE_MEMORY, Obstacle, Reason, chain, is_refusal};
 use crate::world::{Uid, View};
 
-/// An API error that persists for this many passes is reported, not treated as transient: an admission webhook may be
-/// down, for example.
+/// An API error that persists for this many passes is reported, not treated as transient: an admission
+/// webhook may be down, for example.
 const PERSISTENT: u32 = 4;
 
 /// When the next pass is due.
@@ -167,8 +167,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Reports the newest files that failed permanently, for the status: the dead letters are read again whenever
-    /// more files have failed.
+    /// Reports the newest files that failed permanently, for the status: the dead letters are read again
+    /// whenever more files have failed.
     pub async fn report_failures(&mut self, queue: &RunQueue, failed: u64) -> Result<(), Stop> {
         if self.memory.failures.are_outdated(failed) {
             self.memory.failures.read(queue.newest_dead_letters(RECENT_MAX).await?, failed);
@@ -177,8 +177,9 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Reads the counts of the queue, which also knows the age of the run and a file that could be fetched. A queue
-    /// that an older version opened, or that was lost, does not know the age: it learns it from the status, once.
+    /// Reads the counts of the queue, which also knows the age of the run and a file that could be fetched. A
+    /// queue that an older version opened, or that was lost, does not know the age: it learns it from the
+    /// status, once.
     pub async fn read_stats(&mut self, prepared: &Prepared) -> Result<Stats, Stop> {
         let mut stats = prepared.queue.stats().await?;
         if stats.age.is_none() {
@@ -199,8 +200,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The age of a run according to its status. The clocks of two operators differ, so this is only for a queue that
-/// does not know the age.
+/// The age of a run according to its status. The clocks of two operators differ, so this is only for a queue
+/// that does not know the age.
 fn age(run: &PipelineRun, now: Timestamp) -> Duration {
     let start = run.status.as_ref().and_then(|status| status.start_time.as_ref());
     start.and_then(|start| Duration::try_from(now.duration_since(start.0)).ok()).unwrap_or_default()
@@ -213,8 +214,8 @@ fn obstacle_after(error: &Error, memory: &Memory) -> Option<Obstacle> {
         .or_else(|| memory.obstacle.clone())
 }
 
-/// The obstacle that an error amounts to after this many failed passes; `None` if the error does not keep blocking
-/// the run.
+/// The obstacle that an error amounts to after this many failed passes; `None` if the error does not keep
+/// blocking the run.
 fn obstacle_of(error: &Error, failed_passes: u32) -> Option<Obstacle> {
     match error {
         Error::Queue(queue::Error::Lost { .. } | queue::Error::Closed { .. }) => None,

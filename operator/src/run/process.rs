@@ -1,4 +1,5 @@
-//! The step that processes files: settles files that have ended, and keeps as many pods at work as are allowed.
+//! The step that processes files: settles files that have ended, and keeps as many pods at work as are
+//! allowed.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -104,8 +105,8 @@ impl Pass<'_> {
         listing.waits(Instant::now()).filter(|_| !listing.is_complete && listing.task.is_none())
     }
 
-    /// Restarts the listing. Valkey went back to an earlier state, from a backup or to a replica that lagged behind,
-    /// so files are missing again.
+    /// Restarts the listing. Valkey went back to an earlier state, from a backup or to a replica that lagged
+    /// behind, so files are missing again.
     fn list_again(&mut self) -> Next {
         self.ctx.warn(self.run, Reason::QueueLost.as_ref(), "Valkey went back to before the end of the listing: the bucket is listed again, and files may be processed twice");
         // The restored state is from before the end of the listing, when nothing was settled.
@@ -146,8 +147,8 @@ impl Pass<'_> {
         plan
     }
 
-    /// Searches a list for pods that the watch should have shown by now, so that neither a stuck watch lets us create
-    /// too many nor a lost request keeps a slot.
+    /// Searches a list for pods that the watch should have shown by now, so that neither a stuck watch lets
+    /// us create too many nor a lost request keeps a slot.
     async fn verify_creations(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         if self.memory.creation.is_to_be_verified(now) {
@@ -157,8 +158,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Removes pods that process no file, because none may be started, or fewer at once. Pods without a file are
-    /// removed first; the file of a pod that has not started goes back unchanged. Returns how many pods were chosen.
+    /// Removes pods that process no file, because none may be started, or fewer at once. Pods without a file
+    /// are removed first; the file of a pod that has not started goes back unchanged. Returns how many pods
+    /// were chosen.
     async fn dismiss_idle(&mut self, prepared: &Prepared, most: u64) -> Result<u64, Error> {
         let removed = &self.memory.pods.removed;
         let waiting = self.view.pods.iter().filter(|pod| pod.is_alive() && pod.stage != Stage::Working);
@@ -198,8 +200,8 @@ impl Pass<'_> {
     }
 }
 
-/// The obstacle of a listing that waits for memory: unlike one that waits for its own files, it depends on other
-/// runs.
+/// The obstacle of a listing that waits for memory: unlike one that waits for its own files, it depends on
+/// other runs.
 fn queue_full() -> Obstacle {
     Reason::QueueFull.because(format!(
         "Valkey uses more than 80 % of its maxmemory: this run keeps one page of files queued, and adds none while the \

@@ -1,5 +1,5 @@
-//! Reports to people and tools: one status write per pass, no more often than it is read, and one event per new
-//! obstacle.
+//! Reports to people and tools: one status write per pass, no more often than it is read, and one event per
+//! new obstacle.
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +17,8 @@ use crate::context::Context;
 use crate::error::Error;
 
 impl Pass<'_> {
-    /// Writes the status, if it changed. Returns when to try again if it is too early, or if another operator wrote
-    /// one meanwhile.
+    /// Writes the status, if it changed. Returns when to try again if it is too early, or if another operator
+    /// wrote one meanwhile.
     pub async fn publish(&mut self) -> Result<Option<Duration>, Error> {
         let mut known = self.run.clone();
         if let Some((written, _)) = &self.memory.published {
@@ -89,8 +89,8 @@ enum Written {
     Others(Box<PipelineRunStatus>),
 }
 
-/// Writes optimistically, and reads the run again after a conflict. A change of the spec does not matter here; the
-/// status of another operator is kept, and so is the end of a run.
+/// Writes optimistically, and reads the run again after a conflict. A change of the spec does not matter
+/// here; the status of another operator is kept, and so is the end of a run.
 async fn write(ctx: &Context, known: &PipelineRun, status: &PipelineRunStatus) -> Result<Written, Error> {
     let api: Api<PipelineRun> = ctx.api(known);
     let name = known.name_any();
@@ -118,8 +118,8 @@ async fn write(ctx: &Context, known: &PipelineRun, status: &PipelineRunStatus) -
     Ok(put(&newer).await?.unwrap_or(Written::Others(Box::new(others))))
 }
 
-/// Acknowledges a change to a run that has ended. The change does not affect the run, but tools wait: they read a
-/// status of an older generation as "in progress".
+/// Acknowledges a change to a run that has ended. The change does not affect the run, but tools wait: they
+/// read a status of an older generation as "in progress".
 pub async fn acknowledge(ctx: &Context, run: &PipelineRun) -> Result<(), Error> {
     let Some(status) = status::acknowledged(run) else { return Ok(()) };
     let wanted = PipelineRun { status: Some(status), ..run.clone() };

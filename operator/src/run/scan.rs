@@ -1,4 +1,5 @@
-//! Compares all claims with all pods at intervals: a pod that vanished while nothing watched left its file behind.
+//! Compares all claims with all pods at intervals: a pod that vanished while nothing watched left its file
+//! behind.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,8 +19,8 @@ use crate::metrics::FileOutcome;
 use crate::pods::WorkerPod;
 
 impl Pass<'_> {
-    /// Reclaims files of pods that are gone, and releases files that were handed to pods after their end. Returns
-    /// whether a pod is to be judged again.
+    /// Reclaims files of pods that are gone, and releases files that were handed to pods after their end.
+    /// Returns whether a pod is to be judged again.
     pub async fn compare_claims_with_pods(&mut self, prepared: &Prepared) -> Result<bool, Error> {
         if !self.scan_is_due() {
             return Ok(false);
@@ -111,7 +112,8 @@ impl Pass<'_> {
     }
 }
 
-/// What all claims show beside all pods. Both are many: each claim costs one look into a map, and no walk over pods.
+/// What all claims show beside all pods. Both are many: each claim costs one look into a map, and no walk
+/// over pods.
 struct Comparison<'a> {
     pods: HashMap<&'a str, &'a WorkerPod>,
     settled: &'a mut HashMap<String, Option<EntryId>>,
@@ -207,8 +209,8 @@ mod tests {
         start.elapsed()
     }
 
-    /// Four times as many cost about four times as much; a walk over pods for each claim would cost sixteen times as much. One
-    /// quiet moment in ten shows it.
+    /// Four times as many cost about four times as much; a walk over pods for each claim would cost sixteen
+    /// times as much. One quiet moment in ten shows it.
     #[test]
     fn ten_thousand_claims_beside_ten_thousand_pods_cost_no_walk_for_each() {
         let ratios: Vec<f64> =

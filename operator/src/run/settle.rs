@@ -59,15 +59,16 @@ pub fn outcome(fate: &Fate) -> Option<FileOutcome> {
     }
 }
 
-/// Whether a pod that processes one file has processed this one: the file that it reported or, without a report, its
-/// first.
+/// Whether a pod that processes one file has processed this one: the file that it reported or, without a
+/// report, its first.
 fn is_the_file_of(claim: &Pending, judgement: &Judgement, served: &HashMap<String, EntryId>) -> bool {
     judgement.tried
         && judgement.entry.as_ref().is_none_or(|entry| *entry == claim.entry)
         && !served.contains_key(&claim.consumer)
 }
 
-/// Notes the file that the filters of a pod worked on or, if they worked on none, a file that it was publishing.
+/// Notes the file that the filters of a pod worked on or, if they worked on none, a file that it was
+/// publishing.
 fn note_served(served: &mut HashMap<String, EntryId>, claim: &Pending, begun: Option<Begun>) {
     let (pod, entry) = (claim.consumer.clone(), claim.entry.clone());
     match begun {
@@ -92,8 +93,8 @@ impl Pass<'_> {
         self.judge_overlong_pods(prepared, &mut ended).await?;
         let mut served = self.settle_claims(prepared, &ended, &mut settled).await?;
         for (name, Ended { judgement, pod }) in ended {
-            // A pod that ended without a file shows nothing: a restarted operator finds pods that are kept for their
-            // logs.
+            // A pod that ended without a file shows nothing: a restarted operator finds pods that are kept
+            // for their logs.
             if served.contains_key(&name) || pod.as_ref().is_some_and(|pod| !pod.is_finished()) {
                 self.memory.breakers.judged(&judgement);
             }
@@ -115,8 +116,8 @@ impl Pass<'_> {
         Ok(settled)
     }
 
-    /// Notes which operations succeeded, before anything is judged: a fetch that another pod finished shows that the
-    /// storage is up.
+    /// Notes which operations succeeded, before anything is judged: a fetch that another pod finished shows
+    /// that the storage is up.
     fn observe_dependencies(&mut self) {
         let pods = || self.view.pods.iter().chain(self.memory.pods.gone.values()).map(AsRef::as_ref);
         self.memory.breakers.observe(pods());
@@ -174,8 +175,8 @@ impl Pass<'_> {
         verdict::of(pod, &prepared.limits.non_retryable, &self.memory.breakers.known())
     }
 
-    /// Excuses a pod that we removed, and that ended because of that: a file that it claimed meanwhile was not tried.
-    /// Without keys, a failure shows nothing about a file or a dependency.
+    /// Excuses a pod that we removed, and that ended because of that: a file that it claimed meanwhile was
+    /// not tried. Without keys, a failure shows nothing about a file or a dependency.
     fn excused(&self, pod: &WorkerPod, judgement: Judgement) -> Judgement {
         let dismissed = pod.stage != Stage::Succeeded && self.memory.pods.dismissed.contains(&pod.name);
         let without_keys = matches!(pod.stage, Stage::Stuck(_)) && self.memory.withheld.is_some();
@@ -220,9 +221,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Settles the files that ended pods hold; returns the entry that each had processed. A pod settles exactly the
-    /// entry that its claimer reported or, without a report, the first one that it holds. Entries that it has not
-    /// tried go back unchanged.
+    /// Settles the files that ended pods hold; returns the entry that each had processed. A pod settles
+    /// exactly the entry that its claimer reported or, without a report, the first one that it holds. Entries
+    /// that it has not tried go back unchanged.
     async fn settle_claims(
         &mut self,
         prepared: &Prepared,
@@ -291,8 +292,8 @@ impl Pass<'_> {
                 self.announce_failure(file, failure, Some(&settlement.consumer));
             }
             let is_logged = self.log_decision(outcome, &fate, failure, Some(&settlement.consumer));
-            // An outage of the storage disrupts files endlessly, and has a condition. Only a disruption that counts
-            // is about this file or its pod.
+            // An outage of the storage disrupts files endlessly, and has a condition. Only a disruption that
+            // counts is about this file or its pod.
             if is_logged
                 && let Fate::Disrupted { file, .. } = &fate
                 && let Verdict::Disrupted(Disruption { failure, counts: true }) = &settlement.verdict
@@ -330,7 +331,8 @@ impl Pass<'_> {
         self.memory.pods.last_scan.is_none_or(|last| self.now.duration_since(last) >= RESYNC)
     }
 
-    /// The settled pods to remove, at most as many as one pass removes. The newest failures are kept for their logs.
+    /// The settled pods to remove, at most as many as one pass removes. The newest failures are kept for
+    /// their logs.
     fn removable_pods(&mut self) -> Vec<String> {
         let mut removable = Vec::new();
         for pod in self.view.pods.iter().filter(|pod| pod.deleting.is_none()) {
@@ -341,8 +343,8 @@ impl Pass<'_> {
             }
             match &pod.stage {
                 Stage::Failed(_) if pod.stopped => self.memory.pods.keep(&pod.name),
-                // The node cleans up before it reports the end of the pod; deleting the pod now would lose its log.
-                // With a container that does not start, the node never reports the end.
+                // The node cleans up before it reports the end of the pod; deleting the pod now would lose
+                // its log. With a container that does not start, the node never reports the end.
                 Stage::Failed(_) if !pod.running && self.now < pod.since + TIDIED_WITHIN => {}
                 // Remove it even if other containers still run: nothing else ends them.
                 _ => removable.push(pod.name.clone()),

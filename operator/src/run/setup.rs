@@ -1,5 +1,5 @@
-//! The prerequisites of a run: a valid spec, a queue under its id, and the Pipeline as it was when the run started.
-//! Each step either returns its result or says what blocks the run.
+//! The prerequisites of a run: a valid spec, a queue under its id, and the Pipeline as it was when the run
+//! started. Each step either returns its result or says what blocks the run.
 
 use std::sync::Arc;
 
@@ -77,8 +77,8 @@ impl Pass<'_> {
     }
 
     /// Opens the queue. A run that was restored from a backup, or deleted and created again while Valkey was
-    /// unavailable, has a different UID from the one that the queue knows: it takes its own id back, if no run with
-    /// the old UID exists.
+    /// unavailable, has a different UID from the one that the queue knows: it takes its own id back, if no
+    /// run with the old UID exists.
     async fn open_or_take_over(&self, run_id: &RunId) -> Result<Opened, Stop> {
         let (valkey, owner, spec) = (&self.ctx.valkey, self.owner(), spec_hash(self.run));
         let retention = &self.ctx.settings.retention;
@@ -98,8 +98,8 @@ impl Pass<'_> {
         Ok(RunQueue::open(valkey, run_id, &owner, &spec, retention).await?)
     }
 
-    /// Loads the Pipeline of the run: the stored snapshot or, if none exists, the current Pipeline, which is then
-    /// stored.
+    /// Loads the Pipeline of the run: the stored snapshot or, if none exists, the current Pipeline, which is
+    /// then stored.
     pub async fn load_snapshot(&mut self, run_id: &RunId) -> Result<Arc<Snapshot>, Stop> {
         if let Some(snapshot) = &self.memory.snapshot {
             return Ok(Arc::clone(snapshot));
@@ -137,7 +137,8 @@ impl Pass<'_> {
         let namespace = reference.namespace.as_deref().unwrap_or(&own);
         let grants = self.ctx.world.grants_in(&[namespace.to_owned()]);
         let endpoints = self.ctx.endpoints();
-        // Check the grant first: without one, a run must not find out whether a Pipeline exists in another namespace.
+        // Check the grant first: without one, a run must not find out whether a Pipeline exists in another
+        // namespace.
         let rules = Rules { endpoints, grants: Some(&grants), pipeline: None, old_run: None };
         refuse(Reason::InvalidSpec, self.run.validate(&rules))?;
         let name = &reference.name;

@@ -1,4 +1,5 @@
-//! The source bucket of a run, as the operator reaches it: only at addresses that the operator's settings allow.
+//! The source bucket of a run, as the operator reaches it: only at addresses that the operator's settings
+//! allow.
 
 use std::time::Duration;
 

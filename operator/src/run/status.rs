@@ -61,7 +61,8 @@ pub struct RunOutcome {
     pub partly_listed: bool,
 }
 
-/// The longest message of a condition, in bytes. The API server allows 32 KiB, but a longer message helps no reader.
+/// The longest message of a condition, in bytes. The API server allows 32 KiB, but a longer message helps no
+/// reader.
 const MESSAGE_BYTES_MAX: usize = 1_024;
 
 /// Builds the new status.

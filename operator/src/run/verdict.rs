@@ -1,5 +1,6 @@
-//! Judges by its pod how an attempt ended and who is to blame. Pure. A file is charged an attempt only when its own
-//! processing failed; anything else is a disruption, and the file goes back to the queue without a charge.
+//! Judges by its pod how an attempt ended and who is to blame. Pure. A file is charged an attempt only when
+//! its own processing failed; anything else is a disruption, and the file goes back to the queue without a
+//! charge.
 
 mod reason;
 mod report;
@@ -15,7 +16,8 @@ use queue::{Disruption, EntryId, Failure, Verdict};
 use super::dependency::{Dependency, Operation};
 use crate::pods::{Failed, Milestone, Stage, Stuck, WorkerPod, is_start_error};
 
-/// Knowledge about the storage from outside the pod that is judged: when operations last succeeded, by our own clock.
+/// Knowledge about the storage from outside the pod that is judged: when operations last succeeded, by our
+/// own clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     /// The last fetch.
@@ -72,11 +74,13 @@ pub struct Judgement {
     pub at: Instant,
     /// The entry that the pod processed, if it reported one; otherwise its first one.
     pub entry: Option<EntryId>,
-    /// Whether the pod may have tried its file. If not, the file goes back unchanged, no matter what ended the pod.
+    /// Whether the pod may have tried its file. If not, the file goes back unchanged, no matter what ended
+    /// the pod.
     pub tried: bool,
     /// How many of its containers the pod had started.
     pub started: usize,
-    /// What a storage failure showed about the storage: whether another object could be reached at the same time.
+    /// What a storage failure showed about the storage: whether another object could be reached at the same
+    /// time.
     pub canary: Option<bool>,
     /// Whether the pod failed as a whole, so that any file that it had begun may be to blame.
     pub of_whole_pod: bool,
@@ -128,8 +132,8 @@ pub fn of_vanished(pod: &WorkerPod) -> Judgement {
     disruption(pod, Cause::Pod, vanished(&pod.name), true)
 }
 
-/// The judgement about a pod whose node has not prepared it for too long. Unless the node restarted, the pod has
-/// claimed nothing.
+/// The judgement about a pod whose node has not prepared it for too long. Unless the node restarted, the pod
+/// has claimed nothing.
 pub fn of_unprepared(pod: &WorkerPod) -> Judgement {
     let node = pod.node.as_deref().unwrap_or("its node");
     let text = format!(
@@ -144,15 +148,15 @@ pub fn of_timeout(pod: &WorkerPod, limit: Duration) -> Judgement {
     judgement(pod, Verdict::Failed(timed_out(limit)), Cause::File)
 }
 
-/// The verdict on a file held by an ended pod that processed many files: a failed filter charges only the file that
-/// it worked on. `others` is how many more of the pod's files were begun.
+/// The verdict on a file held by an ended pod that processed many files: a failed filter charges only the
+/// file that it worked on. `others` is how many more of the pod's files were begun.
 pub fn of_held(begun: Option<Begun>, others: usize, pod: &str, judgement: &Judgement) -> Verdict {
     match (begun, &judgement.verdict) {
         (None, _) => Verdict::Released,
         // A worker that ends successfully has reported every file: its report on this one was lost.
         (Some(_), Verdict::Succeeded) => of_silence(pod),
-        // Any of the files may have filled the pod's storage: the one that did so disrupts one pod after another, and
-        // is charged in the end.
+        // Any of the files may have filled the pod's storage: the one that did so disrupts one pod after
+        // another, and is charged in the end.
         (Some(_), Verdict::Failed(failure)) if judgement.of_whole_pod && others > 0 => {
             Verdict::Disrupted(Disruption { failure: failure.clone(), counts: true })
         }
@@ -182,15 +186,15 @@ fn timed_out(limit: Duration) -> Failure {
     Failure::new(&format!("FileTimeout: the attempt took longer than {limit:?}"), None)
 }
 
-/// How long the filters have worked on a file that the pod has held for the given time. Excludes the start of the pod
-/// and waiting for storage: the claimer's time to fetch the file, and its publisher's time so far.
+/// How long the filters have worked on a file that the pod has held for the given time. Excludes the start of
+/// the pod and waiting for storage: the claimer's time to fetch the file, and its publisher's time so far.
 pub fn processing_time(pod: &WorkerPod, held_for: Duration, now: Moment) -> Duration {
     let Some(fetched) = pod.fetched else { return Duration::ZERO };
     let since_fetched = if fetched.witnessed {
         now.instant.saturating_duration_since(fetched.at)
     } else {
-        // The file was fetched before this operator started, by the clock of its node. That clock may be wrong, but
-        // the fetch came after the pod was given the file, and before we first saw the pod.
+        // The file was fetched before this operator started, by the clock of its node. That clock may be
+        // wrong, but the fetch came after the pod was given the file, and before we first saw the pod.
         let (ended_ms, fetching) =
             pod.claimer.as_ref().map_or_else(Default::default, |report| (report.ended_ms, took(report)));
         let by_its_node = Duration::from_millis(now.unix_ms.saturating_sub(ended_ms));
@@ -246,7 +250,8 @@ fn of_failed(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32], known: &Kn
     }
 }
 
-/// Who is to blame. The order matters: an end that came from outside shows nothing about the container that it ended.
+/// Who is to blame. The order matters: an end that came from outside shows nothing about the container that
+/// it ended.
 fn cause(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32]) -> Cause {
     let Failed { container, added, exit_code, reason, memory_limit, .. } = failed;
     if ended_from_outside(pod) {
@@ -337,8 +342,8 @@ fn report_of(pod: &WorkerPod, operation: Operation) -> Option<&Report> {
     }
 }
 
-/// Whether the same operation worked for another object when this one failed: a byte of it could be read, or the sink took as
-/// much beside it. A report of another failure says nothing.
+/// Whether the same operation worked for another object when this one failed: a byte of it could be read, or
+/// the sink took as much beside it. A report of another failure says nothing.
 fn canary(pod: &WorkerPod, failed: &Failed, operation: Operation) -> Option<bool> {
     let report = report_of(pod, operation)?;
     let is_of_this = report.outcome.err().map(Exit::code) == failed.exit_code;
@@ -350,13 +355,15 @@ fn answered(failed: &Failed) -> bool {
     failed.exit_code.and_then(Exit::from_code) == Some(Exit::ObjectGone)
 }
 
-/// Whether the same operation succeeded in another pod since this pod began it, which means that the storage is up.
+/// Whether the same operation succeeded in another pod since this pod began it, which means that the storage
+/// is up.
 fn succeeded_meanwhile(pod: &WorkerPod, operation: Operation, known: &Known) -> bool {
     let (last, seen) = match operation {
         Operation::Fetch => (known.last_fetch, pod.claiming),
         Operation::Publish => (known.last_publish, pod.publishing.map(|Milestone { at, .. }| at)),
     };
-    // A claimer may have waited long for its file, so its own times are more precise. It ended before we noticed.
+    // A claimer may have waited long for its file, so its own times are more precise. It ended before we
+    // noticed.
     let began = report_of(pod, operation).and_then(|report| pod.since.checked_sub(took(report))).or(seen);
     matches!((last, began), (Some(last), Some(began)) if last > began)
 }

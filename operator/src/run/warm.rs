@@ -1,5 +1,5 @@
-//! Pods that process many files: takes their workers' reports, keeps them supplied with files, and asks unneeded pods
-//! to end.
+//! Pods that process many files: takes their workers' reports, keeps them supplied with files, and asks
+//! unneeded pods to end.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use crate::error::Error;
 use crate::metrics::FileOutcome;
 use crate::pods::WorkerPod;
 
-/// The most files that a pod holds: those that it fetches while it processes one, and those that wait to be settled.
+/// The most files that a pod holds: those that it fetches while it processes one, and those that wait to be
+/// settled.
 const HELD_MAX: u64 = 16;
 /// A report has at most a kilobyte of text; the server adds some.
 const REPORT_BYTES_MAX: u64 = 2_048;
@@ -180,7 +181,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Gives files to pods that have room: those that have just had files settled and, at intervals, all of them.
+    /// Gives files to pods that have room: those that have just had files settled and, at intervals, all of
+    /// them.
     pub async fn supply(
         &mut self,
         prepared: &Prepared,
@@ -197,8 +199,8 @@ impl Pass<'_> {
         if waiting == 0 || pods.is_empty() {
             return Ok(());
         }
-        // Spread the last files of a run over all pods, including those that are still starting, instead of letting
-        // them wait in the slots of a few pods.
+        // Spread the last files of a run over all pods, including those that are still starting, instead of
+        // letting them wait in the slots of a few pods.
         let mut most = (waiting / (2 * prepared.limits.parallelism.max(1))).clamp(1, HELD_MAX);
         let since_supplied = self.memory.warm.supplied.map(|last| self.now.duration_since(last));
         let next_try = self.memory.breakers.next_try(self.now);
@@ -207,8 +209,8 @@ impl Pass<'_> {
             if !wait.is_zero() || is_under_way {
                 return Ok(());
             }
-            // One file shows whether the failed dependency works again. Pods may be busy with files that they fetched
-            // before.
+            // One file shows whether the failed dependency works again. Pods may be busy with files that they
+            // fetched before.
             let (pod, held) = self.least_busy(prepared, &pods).await?;
             if held >= HELD_MAX {
                 return Ok(());
@@ -246,8 +248,8 @@ impl Pass<'_> {
         Ok((pod, of(pod)))
     }
 
-    /// Asks pods to end: the excess ones, those whose keys are refused, and those that are too old and have not
-    /// noticed it themselves. They finish their file.
+    /// Asks pods to end: the excess ones, those whose keys are refused, and those that are too old and have
+    /// not noticed it themselves. They finish their file.
     pub async fn stop_unwanted(&mut self, prepared: &Prepared, too_many: u64) -> Result<(), Error> {
         let max_age = prepared.snapshot.spec.warm_limits().max_pod_age;
         let unwanted = Unwanted {
@@ -282,8 +284,8 @@ impl Pass<'_> {
     }
 }
 
-/// How far a file is, according to the last report about it. `None` if the file has ended or was not begun, or if the
-/// report is not from the pod that holds it.
+/// How far a file is, according to the last report about it. `None` if the file has ended or was not begun,
+/// or if the report is not from the pod that holds it.
 fn begun(holder: &str, said: &str) -> Option<Begun> {
     let FileState { pod, state } = FileState::parse(said)?;
     if pod != holder {

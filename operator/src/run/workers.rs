@@ -16,8 +16,9 @@ use crate::names;
 use crate::pods::{Failed, Stage, WorkerPod};
 use protocol::container::CLAIMER;
 
-/// How many requests run at once, and the most pods that one pass creates, or removes because they are settled. Pods
-/// that end meanwhile are settled by the next pass, and wait no longer than these requests take.
+/// How many requests run at once, and the most pods that one pass creates, or removes because they are
+/// settled. Pods that end meanwhile are settled by the next pass, and wait no longer than these requests
+/// take.
 pub const BATCH: usize = 16;
 /// Report unschedulable pods only after this long.
 const UNSCHEDULED_FOR: Duration = Duration::from_secs(15);
@@ -100,7 +101,8 @@ impl Pass<'_> {
                 Err(error) => {
                     if let kube::Error::Api(status) = &error {
                         self.memory.creation.failed(pods_refused(&status.message));
-                        // The namespace is being deleted, a quota is just being counted, or the server is too busy.
+                        // The namespace is being deleted, a quota is just being counted, or the server is too
+                        // busy.
                         if (400..500).contains(&status.code) {
                             self.memory.creation.forget(&name);
                         } else {
@@ -150,8 +152,8 @@ impl Pass<'_> {
     }
 }
 
-/// The message of a pod that died before it had a file: no file is at fault, so creation waits instead of retrying
-/// endlessly.
+/// The message of a pod that died before it had a file: no file is at fault, so creation waits instead of
+/// retrying endlessly.
 pub fn died_without_a_file(pods: &[Arc<WorkerPod>]) -> Option<&str> {
     let Stage::Failed(Failed { reason, message, .. }) = &pods.last()?.stage else { return None };
     Some(if message.is_empty() { reason } else { message })
@@ -185,7 +187,8 @@ pub fn start_problem(pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Inst
         Stage::Unschedulable(message) if now.duration_since(pod.since) >= UNSCHEDULED_FOR => {
             Some(Reason::PodsUnschedulable.because(format!("no node accepts the pods: {message}")))
         }
-        // A sandbox, a volume or a runtime class fails: the kubelet reports that only in events, and keeps trying.
+        // A sandbox, a volume or a runtime class fails: the kubelet reports that only in events, and keeps
+        // trying.
         Stage::Starting if now.duration_since(pod.since) >= start_timeout => {
             let message = format!(
                 "no worker pod has started for {}s; `kubectl describe pod {}` says what its node waits for",

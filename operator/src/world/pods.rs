@@ -22,7 +22,8 @@ pub struct RunPods {
     pub present: BTreeMap<String, Arc<WorkerPod>>,
     /// Deleted pods, in their last state, until their files are settled.
     pub gone: BTreeMap<String, Arc<WorkerPod>>,
-    /// The newest version that the watch has shown. The watch is in order, so it has also shown everything older.
+    /// The newest version that the watch has shown. The watch is in order, so it has also shown everything
+    /// older.
     watched: u64,
     /// The version of the newest list that was absorbed. Older versions from the watch are out of date.
     absorbed: u64,
@@ -71,7 +72,8 @@ impl RunPods {
         any
     }
 
-    /// Takes a list of all pods of the run as the current state, unless the watch has already shown something newer.
+    /// Takes a list of all pods of the run as the current state, unless the watch has already shown something
+    /// newer.
     fn absorb(&mut self, list: &ObjectList<Pod>) -> bool {
         let complete = list.metadata.continue_.as_deref().is_none_or(str::is_empty);
         let taken = list.metadata.resource_version.as_deref().and_then(|version| version.parse().ok());
@@ -146,7 +148,8 @@ impl Sink<Pod> for World {
             // these may be much older than the round.
             let newer = pods.absorbed_at.is_some_and(|absorbed| absorbed >= listed.began());
             if !newer {
-                // The round is now the newest state, even if versions start over after a restore of the cluster.
+                // The round is now the newest state, even if versions start over after a restore of the
+                // cluster.
                 pods.absorbed = 0;
             }
             if !newer && pods.lose(|name| listed.lacks_name(namespace.as_ref(), name)) {

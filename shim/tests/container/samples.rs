@@ -1,5 +1,5 @@
-//! The sample filters with real processes. Those that speak `Lines` run in a pod that processes many files, and
-//! in a pod for each file; scripts that are started per file need the shim only in the first.
+//! The sample filters with real processes. Those that speak `Lines` run in a pod that processes many files,
+//! and in a pod for each file; scripts that are started per file need the shim only in the first.
 
 use std::{
     env, fs,

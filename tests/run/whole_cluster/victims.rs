@@ -50,8 +50,8 @@ impl<'a> Victims<'a> {
         true
     }
 
-    /// Kills the shim of a filter that works on a file; returns whether there was one. The operator judges the
-    /// pod by the file that it reported as begun.
+    /// Kills the shim of a filter that works on a file; returns whether there was one. The operator judges
+    /// the pod by the file that it reported as begun.
     pub async fn strike_shim(&mut self, lab: &Lab, round: usize) -> bool {
         let Some((filter, pod)) = self.choose(lab, Process::Filter, round) else { return false };
         let Some(pid) = parent(filter) else { return false };
@@ -70,8 +70,8 @@ impl<'a> Victims<'a> {
         true
     }
 
-    /// Kills a worker; returns whether there was one. If a filter of its pod was killed before, and that is not
-    /// settled, the worker may not have reported it, and its own death decides.
+    /// Kills a worker; returns whether there was one. If a filter of its pod was killed before, and that is
+    /// not settled, the worker may not have reported it, and its own death decides.
     pub async fn strike_worker(&mut self, lab: &Lab, round: usize, is_valkey_up: bool) -> bool {
         let Some((pid, pod)) = self.choose(lab, Process::Worker, round) else { return false };
         if is_valkey_up {

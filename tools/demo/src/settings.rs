@@ -5,7 +5,8 @@ use storage::{AccessKeys, Bucket};
 
 use crate::Result;
 
-/// Runs a pipeline on a cluster, from nothing to a sheet of results. Every flag is also a variable of `make demo`.
+/// Runs a pipeline on a cluster, from nothing to a sheet of results. Every flag is also a variable of `make
+/// demo`.
 #[derive(Parser, Debug)]
 #[command(name = "demo")]
 pub struct Args {

@@ -1,7 +1,7 @@
-//! docs/getting-started.md and README's first Pipeline as a reader follows them: the test saves their YAML under
-//! the names that they say, types their commands into one shell, and compares what is printed with what they
-//! show. The cluster has an S3 service in the place of the reader's MinIO: it has its own keys, and knows
-//! path-style requests only.
+//! docs/getting-started.md and README's first Pipeline as a reader follows them: the test saves their YAML
+//! under the names that they say, types their commands into one shell, and compares what is printed with what
+//! they show. The cluster has an S3 service in the place of the reader's MinIO: it has its own keys, and
+//! knows path-style requests only.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on says why by panicking")]
 
 mod page;

@@ -1,5 +1,5 @@
-//! README.md, docs/demo.md and CONTRIBUTING.md as a new user follows them: the test clones the project into an
-//! empty folder and types every command there. README's first Pipeline is in `getting_started.rs`.
+//! README.md, docs/demo.md and CONTRIBUTING.md as a new user follows them: the test clones the project into
+//! an empty folder and types every command there. README's first Pipeline is in `getting_started.rs`.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says why by panicking")]
 
 mod page;

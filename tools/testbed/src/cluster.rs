@@ -380,7 +380,8 @@ fn remove(paths: &Paths, known: &Known) -> Result<()> {
     }
 }
 
-/// Everything of a cluster on this machine: processes, mounts, namespaces, interfaces, routes, cgroups, state.
+/// Everything of a cluster on this machine: processes, mounts, namespaces, interfaces, routes, cgroups,
+/// state.
 pub fn leftovers(paths: &Paths) -> Result<Vec<String>> {
     let mut left: Vec<String> = Vec::new();
     left.extend(cgroup::processes("")?.iter().map(|pid| format!("process {pid}")));

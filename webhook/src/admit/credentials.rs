@@ -9,8 +9,9 @@ use serde_json::Value;
 use super::live::Live;
 use crate::review::{Answer, Request};
 
-/// What is wrong with the Secrets that a Pipeline names. On a dry run that is only a warning: an engine dry-runs a whole commit before it
-/// applies any of it, and the Secret may be in it. On the real apply Secrets come first.
+/// What is wrong with the Secrets that a Pipeline names. On a dry run that is only a warning: an engine
+/// dry-runs a whole commit before it applies any of it, and the Secret may be in it. On the real apply
+/// Secrets come first.
 pub(super) async fn check(live: &dyn Live, request: &Request, answer: &mut Answer) -> Vec<Violation> {
     let Ok(pipeline) = Pipeline::deserialize(&request.object) else { return Vec::new() };
     let source = ("spec.source.bucket", &pipeline.spec.source.bucket);

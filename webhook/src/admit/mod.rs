@@ -1,5 +1,5 @@
-//! Decides about a request: which defaults to add, whether to admit it, and what to warn about. Reads the world, and asks
-//! the API server for single objects that no watch has delivered yet; writes nothing.
+//! Decides about a request: which defaults to add, whether to admit it, and what to warn about. Reads the
+//! world, and asks the API server for single objects that no watch has delivered yet; writes nothing.
 
 mod credentials;
 mod delete;
@@ -40,9 +40,9 @@ impl Default for Settings {
             allowed_networks: Vec::new(),
             allowed_hosts: Vec::new(),
             policy_timeout: Duration::from_secs(1),
-            // Evaluation is pure computation: more evaluations than processors only slow each other down. There is one
-            // more slot than processors, because a namespace gets all slots but one: it can use every processor, and
-            // others still find a slot.
+            // Evaluation is pure computation: more evaluations than processors only slow each other down.
+            // There is one more slot than processors, because a namespace gets all slots but one: it can use
+            // every processor, and others still find a slot.
             evaluations: std::thread::available_parallelism().map_or(2, |cores| cores.get() + 1),
         }
     }
@@ -66,16 +66,16 @@ impl Admission {
 
     /// Adds defaults, or refuses an object that is invalid on its own.
     ///
-    /// The API server asks this before it checks the object against schema and CEL rules, whose messages are terser: a
-    /// refusal here explains all mistakes at once, in our words. Policies, Secrets and runIds wait for [`Self::validate`],
-    /// because other webhooks may still change the object.
+    /// The API server asks this before it checks the object against schema and CEL rules, whose messages are
+    /// terser: a refusal here explains all mistakes at once, in our words. Policies, Secrets and runIds wait
+    /// for [`Self::validate`], because other webhooks may still change the object.
     pub async fn mutate(&self, mut request: Request) -> Answer {
         let namespace = match self.namespace(&request.namespace).await {
             Ok(namespace) => namespace,
             Err(problem) => return Answer::deny(problem),
         };
-        // An object that was admitted long ago is judged again only if its author changes it: defaults alone may neither make the
-        // difference nor, in a manifest that leaves them out, undo it.
+        // An object that was admitted long ago is judged again only if its author changes it: defaults alone
+        // may neither make the difference nor, in a manifest that leaves them out, undo it.
         let written = validate::changes_spec(&request);
         let Some(patch) = mutate::fill_in(&self.world.policies(), &namespace, &mut request) else {
             return Answer::allow();
@@ -85,8 +85,9 @@ impl Admission {
         Answer { patch: Some(patch), ..answer }
     }
 
-    /// The namespace of a request. If the watch has not delivered it yet, the API server is asked: without its labels, the
-    /// policies that select the namespace would not apply to objects created in its first moments.
+    /// The namespace of a request. If the watch has not delivered it yet, the API server is asked: without
+    /// its labels, the policies that select the namespace would not apply to objects created in its first
+    /// moments.
     async fn namespace(&self, name: &str) -> Result<Arc<KnownNamespace>, String> {
         if let Some(known) = self.world.namespace(name) {
             return Ok(known);

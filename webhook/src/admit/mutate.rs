@@ -1,5 +1,5 @@
-//! Adds defaults: those of the API's schema, and those of policies. They are deterministic and idempotent, so that they never
-//! show up as drift.
+//! Adds defaults: those of the API's schema, and those of policies. They are deterministic and idempotent, so
+//! that they never show up as drift.
 
 use crds::policy::PolicySet;
 use crds::rules::{self, Kind};
@@ -10,7 +10,8 @@ use super::validate::is_being_deleted;
 use crate::review::{Operation, Request};
 use crate::world::KnownNamespace;
 
-/// Adds the defaults to the object of `request` and returns the equivalent patch; `None` if nothing may be added.
+/// Adds the defaults to the object of `request` and returns the equivalent patch; `None` if nothing may be
+/// added.
 pub(super) fn fill_in(
     policies: &PolicySet,
     namespace: &KnownNamespace,
@@ -18,7 +19,8 @@ pub(super) fn fill_in(
 ) -> Option<json_patch::Patch> {
     let Request { kind, operation, object, old_object, .. } = request;
     let changes = matches!(operation, Operation::Create | Operation::Update);
-    // An object that is being deleted is left unchanged unless its spec changes, so that its finalizers can always be removed.
+    // An object that is being deleted is left unchanged unless its spec changes, so that its finalizers can
+    // always be removed.
     let released = *operation == Operation::Update
         && is_being_deleted(object)
         && object.get("spec") == old_object.get("spec");

@@ -1,4 +1,5 @@
-//! Decides whether an object is admitted: by the shared rules, by checks against other objects, and by policies.
+//! Decides whether an object is admitted: by the shared rules, by checks against other objects, and by
+//! policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use super::{Admission, credentials, delete};
 use crate::review::{Answer, Operation, Request};
 use crate::world::{Key, KnownPipeline};
 
-/// kubectl's copy of the object that it applied last. It changes with every other field, so it is not checked.
+/// kubectl's copy of the object that it applied last. It changes with every other field, so it is not
+/// checked.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// The Pipeline that a run refers to.
@@ -23,8 +25,8 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 enum Referred {
     There(Arc<KnownPipeline>),
     Missing,
-    /// A Pipeline of another namespace that no grant covers: the run must not learn whether it exists. Also used for objects
-    /// that are not runs, which refer to no Pipeline.
+    /// A Pipeline of another namespace that no grant covers: the run must not learn whether it exists. Also
+    /// used for objects that are not runs, which refer to no Pipeline.
     Hidden,
 }
 
@@ -82,8 +84,8 @@ impl Admission {
         if alone.is_none_or(|violations| violations.is_empty()) {
             return answer;
         }
-        // The object is refused in any case, so the answer also lists its conflicts with its Pipeline and grants.
-        // If the Pipeline cannot be read, the mistakes of the object itself are enough.
+        // The object is refused in any case, so the answer also lists its conflicts with its Pipeline and
+        // grants. If the Pipeline cannot be read, the mistakes of the object itself are enough.
         let referred = self.pipeline_of(&request).await.unwrap_or(Referred::Hidden);
         self.rules(&request, &referred, &mut answer).await;
         answer
@@ -101,7 +103,8 @@ impl Admission {
     /// Applies the shared rules, as the operator and `openfilter validate` do.
     async fn rules(&self, request: &Request, referred: &Referred, answer: &mut Answer) {
         let broken = match request.kind {
-            // Compiling takes milliseconds, and longer for hostile expressions, so it must not use a thread that answers others.
+            // Compiling takes milliseconds, and longer for hostile expressions, so it must not use a thread
+            // that answers others.
             Kind::PipelinePolicy => {
                 let object = request.object.clone();
                 let compiled =
@@ -142,15 +145,16 @@ impl Admission {
         if !request.dry_run || refused.is_empty() {
             return Some(Broken { refused, ..Broken::default() });
         }
-        // An engine dry-runs a whole commit before it applies any of it, and the commit may contain the grant, or the
-        // Pipeline with another prefix.
+        // An engine dry-runs a whole commit before it applies any of it, and the commit may contain the
+        // grant, or the Pipeline with another prefix.
         let alone = rules::check(&request.object, &alone)?;
         let (refused, for_now) = refused.into_iter().partition(|violation| alone.contains(violation));
         Some(Broken { refused, for_now })
     }
 
-    /// The grants that could matter, because a cluster may have thousands in other namespaces. A run also needs grants for
-    /// the Secrets of its Pipeline, which are in the Pipeline's own namespace or in a third one.
+    /// The grants that could matter, because a cluster may have thousands in other namespaces. A run also
+    /// needs grants for the Secrets of its Pipeline, which are in the Pipeline's own namespace or in a third
+    /// one.
     fn grants_for(&self, request: &Request, pipeline: Option<&KnownPipeline>) -> Vec<ReferenceGrant> {
         const PLACES: [&str; 4] = [
             "/metadata",
@@ -253,8 +257,8 @@ impl Admission {
         }
     }
 
-    /// The Pipeline of a run. If the watch has not delivered it yet, the API server is asked: without it, the policies that
-    /// look at the Pipeline would not apply to runs that are created right after it.
+    /// The Pipeline of a run. If the watch has not delivered it yet, the API server is asked: without it, the
+    /// policies that look at the Pipeline would not apply to runs that are created right after it.
     async fn pipeline_of(&self, request: &Request) -> Result<Referred, String> {
         let reference = request.object.pointer("/spec/pipelineRef").unwrap_or(&Value::Null);
         let (Kind::PipelineRun, Ok(reference)) = (request.kind, PipelineReference::deserialize(reference))
@@ -298,9 +302,10 @@ enum Change {
 }
 
 impl Change {
-    /// Even after the rules became stricter, an admitted object can be changed where nothing is checked: its finalizers can
-    /// be removed, its status can be written, and a run can be paused. For an object that is being deleted, only a change of
-    /// spec is checked: its finalizers may keep it for long, and until then its spec may still be executed.
+    /// Even after the rules became stricter, an admitted object can be changed where nothing is checked: its
+    /// finalizers can be removed, its status can be written, and a run can be paused. For an object that is
+    /// being deleted, only a change of spec is checked: its finalizers may keep it for long, and until then
+    /// its spec may still be executed.
     fn of(request: &Request) -> Self {
         let (new, old) = (&request.object, &request.old_object);
         if request.operation == Operation::Create {

@@ -80,8 +80,8 @@ fn a_success_between_them_starts_the_count_again() {
     assert_eq!(probe(&breakers, now, &[]), Probe::Full);
 }
 
-/// Workers that process many files fetch files ahead of their turn, and report each file when they begin and when
-/// they end it.
+/// Workers that process many files fetch files ahead of their turn, and report each file when they begin and
+/// when they end it.
 #[test]
 fn a_file_that_was_handed_out_before_an_outage_does_not_end_it_when_it_succeeds() {
     let began = Instant::now();
@@ -312,7 +312,8 @@ fn what_may_be_created_is_capped() {
     }
 }
 
-/// The shim of a filter's container has started even if its command has not, so no pod starts more containers.
+/// The shim of a filter's container has started even if its command has not, so no pod starts more
+/// containers.
 #[test]
 fn a_command_that_cannot_be_executed_opens_the_breaker_and_a_pod_that_succeeds_closes_it() {
     let (mut breakers, now) = (Breakers::default(), Instant::now());

@@ -1,5 +1,6 @@
-//! The one Job of a run. The operator creates its pods and writes its status (`managedBy`): the built-in controller
-//! would delay all pods after each failure, and could not complete a Job that has a dead-lettered file.
+//! The one Job of a run. The operator creates its pods and writes its status (`managedBy`): the built-in
+//! controller would delay all pods after each failure, and could not complete a Job that has a dead-lettered
+//! file.
 
 use crds::v1alpha1::PipelineRun;
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
@@ -38,8 +39,8 @@ pub fn job(run: &PipelineRun, run_id: &RunId, recipe: &Recipe<'_>, files: Option
     }
 }
 
-/// A new pod of the Job. It gets the operator's current settings, not those from when the Job was created: a moved
-/// Valkey, a new CA or a fixed claimer image reach running runs.
+/// A new pod of the Job. It gets the operator's current settings, not those from when the Job was created: a
+/// moved Valkey, a new CA or a fixed claimer image reach running runs.
 pub fn pod(job: &Job, worker: &WorkerSettings, canaries: &Canaries, name: String) -> Pod {
     let PodTemplateSpec { metadata, mut spec } = job.spec.clone().unwrap_or_default().template;
     let is_warm = spec.as_ref().is_some_and(pods::is_warm);
@@ -95,8 +96,8 @@ fn set(container: &mut Container, name: &str, value: Option<&str>) {
     env.extend(value.map(|value| variable(name, value)));
 }
 
-/// Whether starting pods is forbidden. `spec.suspend` belongs to other controllers (Kueue, for example), and is
-/// honoured.
+/// Whether starting pods is forbidden. `spec.suspend` belongs to other controllers (Kueue, for example), and
+/// is honoured.
 pub fn is_suspended(job: &Job) -> bool {
     job.spec.as_ref().and_then(|spec| spec.suspend).unwrap_or(false)
 }

@@ -1,5 +1,5 @@
-//! Ownership: a run owns its Job, Secrets and snapshot; the Job owns the pods. Garbage collection removes anything
-//! that was not removed explicitly.
+//! Ownership: a run owns its Job, Secrets and snapshot; the Job owns the pods. Garbage collection removes
+//! anything that was not removed explicitly.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! A worker pod: the claimer, then the filters, then the publisher if there is a sink, all on one shared volume. The
-//! pod satisfies Pod Security "restricted" unless the Pipeline asks otherwise, and has no token and no secret value
-//! in its spec.
+//! A worker pod: the claimer, then the filters, then the publisher if there is a sink, all on one shared
+//! volume. The pod satisfies Pod Security "restricted" unless the Pipeline asks otherwise, and has no token
+//! and no secret value in its spec.
 
 use std::time::Duration;
 
@@ -87,8 +87,8 @@ impl Recipe<'_> {
         }
     }
 
-    /// The containers of a pod that processes one file: first the init containers, which run one after another, then
-    /// the main containers.
+    /// The containers of a pod that processes one file: first the init containers, which run one after
+    /// another, then the main containers.
     fn containers(&self) -> (Vec<Container>, Vec<Container>) {
         let filters = self.snapshot.spec.filters.iter().map(|filter| match filter.protocol {
             Protocol::Exec => self.filter(filter),
@@ -118,8 +118,8 @@ impl Recipe<'_> {
             if tolerations.iter().any(|own| own.key.as_deref() == Some(key)) {
                 continue;
             }
-            // Insert at the front: the first toleration that matches a taint counts, and many Pipelines tolerate
-            // every taint.
+            // Insert at the front: the first toleration that matches a taint counts, and many Pipelines
+            // tolerate every taint.
             let ours = Toleration {
                 key: Some(key.to_owned()),
                 operator: Some("Exists".to_owned()),
@@ -222,8 +222,8 @@ impl Recipe<'_> {
         env
     }
 
-    /// The variables that tell a container how to reach a bucket. The source prefix is the Pipeline's, not the run's,
-    /// so a result has the same name in every run.
+    /// The variables that tell a container how to reach a bucket. The source prefix is the Pipeline's, not
+    /// the run's, so a result has the same name in every run.
     pub fn bucket_env(&self, role: Role, bucket: &Bucket) -> Vec<EnvVar> {
         let name = match role {
             Role::Source => env::SOURCE,
@@ -298,8 +298,8 @@ fn pod_security(own: Option<&PodSecurityContext>) -> PodSecurityContext {
     serde_json::from_value(merged).unwrap_or(defaults)
 }
 
-/// A variable with exactly this value: without the escape, Kubernetes would replace `$(NAME)` with the value of
-/// another variable, which may be secret.
+/// A variable with exactly this value: without the escape, Kubernetes would replace `$(NAME)` with the value
+/// of another variable, which may be secret.
 pub fn variable(name: &str, value: impl Into<String>) -> EnvVar {
     EnvVar { name: name.to_owned(), value: Some(value.into().replace('$', "$$")), value_from: None }
 }
@@ -398,7 +398,8 @@ pub mod tests {
         );
     }
 
-    /// The kubelet would replace an unescaped `$(S3_SECRET_ACCESS_KEY)` in a prefix, and a message would show it.
+    /// The kubelet would replace an unescaped `$(S3_SECRET_ACCESS_KEY)` in a prefix, and a message would show
+    /// it.
     #[test]
     fn a_value_is_taken_as_it_is() {
         let prefix = "a$(S3_SECRET_ACCESS_KEY)$$b/";

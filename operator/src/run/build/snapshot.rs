@@ -1,5 +1,5 @@
-//! The Pipeline as it was when the run started. All objects of a run are built from it: editing or deleting the
-//! Pipeline affects later runs only.
+//! The Pipeline as it was when the run started. All objects of a run are built from it: editing or deleting
+//! the Pipeline affects later runs only.
 
 use crds::v1alpha1::{Bucket, Filter, Mode, Pipeline, PipelineRun, PipelineSpec, Protocol, SecretReference};
 use k8s_openapi::api::apps::v1::ControllerRevision;

@@ -1,7 +1,7 @@
-//! Containers that the shim runs in. In a pod that processes many files, the worker and all filters run side by side
-//! for as long as the pod lives: each filter's container runs the shim, which starts the filter's command once per
-//! file, and only the worker has keys. In a pod that processes one file, the shim speaks to filters that use the
-//! `Lines` protocol.
+//! Containers that the shim runs in. In a pod that processes many files, the worker and all filters run side
+//! by side for as long as the pod lives: each filter's container runs the shim, which starts the filter's
+//! command once per file, and only the worker has keys. In a pod that processes one file, the shim speaks to
+//! filters that use the `Lines` protocol.
 
 use crds::rules::{WarmLimits, parse_duration};
 use crds::v1alpha1::{Filter, Order, Protocol};
@@ -20,7 +20,8 @@ const TOOLS_PATH: &str = "/.openfilter";
 const ROOM: &str = "/room";
 
 impl Recipe<'_> {
-    /// The containers of a pod that processes many files: first the init containers, then the main containers.
+    /// The containers of a pod that processes many files: first the init containers, then the main
+    /// containers.
     pub fn warm_containers(&self) -> (Vec<Container>, Vec<Container>) {
         let filters = self.snapshot.spec.filters.iter().map(|filter| self.warm_filter(filter));
         let main = std::iter::once(self.worker()).chain(filters).collect();

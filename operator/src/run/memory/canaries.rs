@@ -1,6 +1,6 @@
-//! The objects that the run reached last. A pod whose own transfer fails tries the canary: if that works, the storage
-//! is up and the object is at fault. Several are kept, because filters and people delete processed objects: a deleted
-//! canary shows nothing, and the pod tries the next.
+//! The objects that the run reached last. A pod whose own transfer fails tries the canary: if that works, the
+//! storage is up and the object is at fault. Several are kept, because filters and people delete processed
+//! objects: a deleted canary shows nothing, and the pod tries the next.
 
 use std::cmp::Reverse;
 use std::time::Instant;
@@ -39,9 +39,9 @@ impl Canaries {
         }
     }
 
-    /// Notes the file that the queue remembers. The queue knows the whole key, which a pod's report may not hold, and
-    /// it outlives this operator. Only a new key counts: a file that is named again in each pass would pass for the
-    /// newest.
+    /// Notes the file that the queue remembers. The queue knows the whole key, which a pod's report may not
+    /// hold, and it outlives this operator. Only a new key counts: a file that is named again in each pass
+    /// would pass for the newest.
     pub fn recall(&mut self, key: Option<&str>, at: Instant) {
         if let Some(key) = key.filter(|key| self.remembered.as_deref() != Some(key)) {
             self.remembered = Some(key.to_owned());
@@ -111,8 +111,8 @@ mod tests {
         assert_eq!(canaries.source().as_deref(), Some("c\nd\nb"), "each once, and the oldest go");
     }
 
-    /// As seen by a restarted operator, and when reports name no key: long keys are cut, and a backslash may be an
-    /// escape.
+    /// As seen by a restarted operator, and when reports name no key: long keys are cut, and a backslash may
+    /// be an escape.
     #[test]
     fn the_file_that_the_queue_remembers_is_a_canary_and_is_newest_only_once() {
         let (now, second) = (Instant::now(), Duration::from_secs(1));

@@ -8,11 +8,11 @@ use super::Backoff;
 use crate::error::{Obstacle, Reason};
 use crate::pods::WorkerPod;
 
-/// A pod that the watch has not shown after this long is searched for in a list: either it was not created after all,
-/// or the watch is stuck.
+/// A pod that the watch has not shown after this long is searched for in a list: either it was not created
+/// after all, or the watch is stuck.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
-/// The same for a pod whose creation the API server answered with an error: only the watch may still be slightly
-/// late.
+/// The same for a pod whose creation the API server answered with an error: only the watch may still be
+/// slightly late.
 const SHOWN_AFTER_ERROR_WITHIN: Duration = Duration::from_secs(5);
 
 /// The state of creating a run's pods.
@@ -41,8 +41,8 @@ impl Creation {
         self.in_flight.remove(pod);
     }
 
-    /// The number of pods that were requested and that the watch has neither shown nor removed. Without them, a slow
-    /// watch would let us create too many. They count until a list shows that they do not exist.
+    /// The number of pods that were requested and that the watch has neither shown nor removed. Without them,
+    /// a slow watch would let us create too many. They count until a list shows that they do not exist.
     pub fn in_flight(&mut self, shown: &[Arc<WorkerPod>], gone: &BTreeMap<String, Arc<WorkerPod>>) -> u64 {
         if !self.in_flight.is_empty() {
             for pod in shown {
@@ -58,8 +58,8 @@ impl Creation {
         self.in_flight.values().any(|until| *until <= now)
     }
 
-    /// Takes the pods in a list that was requested at this time. Pods that were requested earlier and are not in the
-    /// list do not exist; the watch will show the others.
+    /// Takes the pods in a list that was requested at this time. Pods that were requested earlier and are not
+    /// in the list do not exist; the watch will show the others.
     pub fn verified(&mut self, listed: &HashSet<String>, now: Instant) {
         self.in_flight.retain(|pod, until| *until > now || listed.contains(pod));
         for until in self.in_flight.values_mut().filter(|until| **until <= now) {
@@ -82,9 +82,9 @@ impl Creation {
         self.problem.as_ref()
     }
 
-    /// How many of the wanted pods to request first. While there is a problem, it is one, and each batch that is
-    /// accepted doubles the next. So repeated refusals cost little, no matter how many files wait for room in a
-    /// quota.
+    /// How many of the wanted pods to request first. While there is a problem, it is one, and each batch that
+    /// is accepted doubles the next. So repeated refusals cost little, no matter how many files wait for room
+    /// in a quota.
     pub fn first_batch(&self, wanted: usize) -> usize {
         if self.problem.is_some() { 1 } else { wanted }
     }
@@ -122,8 +122,8 @@ impl Creation {
         }
     }
 
-    /// Notes that worker pods died before they had a file. Pods that die during the wait were created before it, so a
-    /// series of deaths counts as one failure.
+    /// Notes that worker pods died before they had a file. Pods that die during the wait were created before
+    /// it, so a series of deaths counts as one failure.
     pub fn workers_died(&mut self, said: &str, now: Instant) {
         if self.backoff.left(now).is_none() {
             self.backoff.failed(now);

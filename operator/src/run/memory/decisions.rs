@@ -1,5 +1,5 @@
-//! Decides which decisions about files are logged at info: a million failures must not become a million lines. Pure:
-//! the caller supplies the clock.
+//! Decides which decisions about files are logged at info: a million failures must not become a million
+//! lines. Pure: the caller supplies the clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ const BURST: u32 = 10;
 /// How soon another line may follow: a run in which every file fails logs six lines a minute of each outcome.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// The decisions that a run has logged. Each outcome has its own allowance, so that a dead letter stays visible among
-/// thousands of retries.
+/// The decisions that a run has logged. Each outcome has its own allowance, so that a dead letter stays
+/// visible among thousands of retries.
 #[derive(Debug, Default)]
 pub struct Decisions(HashMap<FileOutcome, Allowance>);
 
@@ -24,8 +24,8 @@ struct Allowance {
 }
 
 impl Decisions {
-    /// Whether a decision may be logged now. If so, returns how many of its outcome were suppressed since the last
-    /// logged one.
+    /// Whether a decision may be logged now. If so, returns how many of its outcome were suppressed since the
+    /// last logged one.
     pub fn admit(&mut self, outcome: FileOutcome, now: Instant) -> Option<u64> {
         let full = Allowance { lines: BURST, since: now, suppressed: 0 };
         let allowance = self.0.entry(outcome).or_insert(full);

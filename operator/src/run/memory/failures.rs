@@ -1,5 +1,5 @@
-//! Files that failed permanently, for status and events. The dead letters themselves are authoritative: a lost reply
-//! or a crash of the operator hides no failure.
+//! Files that failed permanently, for status and events. The dead letters themselves are authoritative: a
+//! lost reply or a crash of the operator hides no failure.
 
 use crds::v1alpha1::FailedFile;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

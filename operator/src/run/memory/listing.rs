@@ -31,8 +31,8 @@ impl ListingProgress {
         self.task = None;
     }
 
-    /// Notes that the queue was lost. A server that keeps losing it, because it evicts keys, must not cause endless
-    /// listings.
+    /// Notes that the queue was lost. A server that keeps losing it, because it evicts keys, must not cause
+    /// endless listings.
     pub fn queue_lost(&mut self, now: Instant) {
         self.losses.failed(now);
     }

@@ -1,5 +1,5 @@
-//! The operator's memory of a run between passes. All of it can be lost at any moment: a restarted operator finds out
-//! again what it needs.
+//! The operator's memory of a run between passes. All of it can be lost at any moment: a restarted operator
+//! finds out again what it needs.
 
 mod backoff;
 mod canaries;
@@ -44,7 +44,8 @@ pub struct Memory {
     pub queue: Option<RunQueue>,
     /// The workers' Valkey user, and when it was last checked.
     pub user: Option<(WorkerUser, Instant)>,
-    /// Why the run may not use its keys, if that is so: no file is started, and files that are under way are settled.
+    /// Why the run may not use its keys, if that is so: no file is started, and files that are under way are
+    /// settled.
     pub withheld: Option<Obstacle>,
     /// The listing of the bucket.
     pub listing: ListingProgress,

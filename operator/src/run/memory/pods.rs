@@ -1,4 +1,5 @@
-//! The fates of pods: settled, removed, kept for their logs, dismissed, or gone before their file was settled.
+//! The fates of pods: settled, removed, kept for their logs, dismissed, or gone before their file was
+//! settled.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -23,8 +24,8 @@ pub struct PodsMemory {
     pub removed: HashSet<String>,
     /// Pods that are gone and whose files are not settled yet.
     pub gone: BTreeMap<String, Arc<WorkerPod>>,
-    /// Pods that were removed because no file may be started, or fewer at once. A file that such a pod claimed
-    /// meanwhile was not tried.
+    /// Pods that were removed because no file may be started, or fewer at once. A file that such a pod
+    /// claimed meanwhile was not tried.
     pub dismissed: HashSet<String>,
     /// When all claims were last compared with all pods.
     pub last_scan: Option<Instant>,
@@ -62,8 +63,8 @@ impl PodsMemory {
     }
 }
 
-/// Failed pods that are kept for their logs, oldest first, and the place of each: a pass asks about every pod, and many can go
-/// at once.
+/// Failed pods that are kept for their logs, oldest first, and the place of each: a pass asks about every
+/// pod, and many can go at once.
 #[derive(Default)]
 struct Kept<N> {
     order: BTreeMap<u64, N>,

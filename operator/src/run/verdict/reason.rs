@@ -19,8 +19,8 @@ pub fn of(pod: &WorkerPod, failed: &Failed, cause: Cause) -> String {
             }
             None => format!("PodDeleted: the pod was deleted while {name} ran"),
         },
-        // Our own containers report the reason themselves. If killed, they leave no message, and this is the end of
-        // their log.
+        // Our own containers report the reason themselves. If killed, they leave no message, and this is the
+        // end of their log.
         (Some(CLAIMER | PUBLISHER | WORKER), Some(exit)) if message.is_empty() => {
             return exit.as_ref().to_owned();
         }

@@ -324,8 +324,8 @@ fn a_pod_that_exceeds_its_own_storage_charges_its_file_only_if_it_had_one() {
     assert_eq!(of_held(None, 1, "p", &judge(&pod)), Verdict::Released);
 }
 
-/// A pod is given its file when it gets a node: the file is not responsible for the pod's start, including image
-/// pulls.
+/// A pod is given its file when it gets a node: the file is not responsible for the pod's start, including
+/// image pulls.
 #[test]
 fn neither_the_start_of_a_pod_nor_waiting_for_storage_is_processing_time() {
     let instant = Instant::now();

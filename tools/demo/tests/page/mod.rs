@@ -19,8 +19,8 @@ pub struct Command {
     pub shown: Vec<String>,
 }
 
-/// Every block of a page. Blocks without a language contain commands only, `console` blocks also show what the
-/// commands print, and blocks of other languages have no commands.
+/// Every block of a page. Blocks without a language contain commands only, `console` blocks also show what
+/// the commands print, and blocks of other languages have no commands.
 pub fn blocks(page: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut parts = page.split("```");
