@@ -26,7 +26,7 @@ TESTBED = $(call program,testbed,down)
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := $(CACHE)/cargo-deny-$(CARGO_DENY_VERSION)
 
-PACKAGES := build-essential ca-certificates cmake git python3 util-linux valkey-server redis-server
+PACKAGES := build-essential ca-certificates cmake curl git python3 util-linux valkey-server redis-server
 
 .PHONY: help
 help: ## list the targets
