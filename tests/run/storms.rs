@@ -127,8 +127,8 @@ async fn an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next(mo
     // seconds.
     lab.put("long", "sleep 300").await;
     lab.pipeline(json!({})).await;
-    // One pod at a time: the bad file comes first.
-    lab.run("r", json!({"execution": {"maxAttempts": 1, "parallelism": 1}})).await;
+    // A pod for each: which file is first depends on how soon the kubelet has the pods' Secrets.
+    lab.run("r", json!({"execution": {"maxAttempts": 1, "parallelism": 2}})).await;
     lab.until("r", "one has failed", |run| of(run, |counts| counts.failed) == 1).await;
     lab.filters_work("r", 1).await;
     lab.patch("r", json!({"spec": {"execution": {"maxFailedFiles": 0}}})).await;
