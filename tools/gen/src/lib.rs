@@ -89,7 +89,7 @@ fn rules() -> String {
          | rule | what holds |\n|---|---|\n",
     );
     for rule in Rule::iter() {
-        let what = rule.get_documentation().unwrap_or_default();
+        let what = rule.get_documentation().unwrap_or_default().trim_end();
         writeln!(text, "| `{rule}` | {} |", what.replace('\n', " ").replace('|', "\\|"))
             .expect("a string can be written to");
     }
