@@ -271,7 +271,7 @@ async fn the_queue_of_a_run_that_is_gone_without_its_finalizer_is_removed_in_the
     lab.eventually("nothing is left in Valkey", clean).await;
 }
 
-/// Nobody sees such a run go: the next operator finds it in the list of known runs.
+/// No operator sees this run go: the next one finds it in the list of known runs.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn the_queue_of_a_run_that_is_gone_before_the_operator_starts_is_removed_in_the_end() {
