@@ -246,12 +246,7 @@ async fn a_run_that_is_created_again_in_mid_run_takes_over_its_queue() {
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn the_queue_of_a_run_that_is_gone_without_its_finalizer_is_removed_in_the_end() {
-    let mut lab = Lab::new("vanished").await;
-    lab.restart_with("DETAILS_RETENTION", "5s").await;
-    lab.put_many("", 2, |_| "sleep 60".to_owned()).await;
-    lab.pipeline(json!({})).await;
-    let uid = lab.run("r", json!({})).await.uid().unwrap();
-    lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
+    let (mut lab, uid) = processing_and_soon_forgotten("vanished").await;
     // Otherwise the operator would set it again.
     lab.signal_operator(0, "STOP");
     lab.patch("r", json!({"metadata": {"finalizers": null}})).await;
@@ -267,25 +262,34 @@ async fn the_queue_of_a_run_that_is_gone_without_its_finalizer_is_removed_in_the
     lab.kill_operators().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     lab.start_operator();
-    let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
-    lab.eventually("nothing is left in Valkey", clean).await;
+    until_nothing_is_left(&lab).await;
 }
 
 /// No operator sees this run go: the next one finds it in the list of known runs.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn the_queue_of_a_run_that_is_gone_before_the_operator_starts_is_removed_in_the_end() {
-    let mut lab = Lab::new("unseen").await;
-    lab.restart_with("DETAILS_RETENTION", "5s").await;
-    lab.put_many("", 2, |_| "sleep 60".to_owned()).await;
-    lab.pipeline(json!({})).await;
-    lab.run("r", json!({})).await;
-    lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
+    let (mut lab, _) = processing_and_soon_forgotten("unseen").await;
     lab.kill_operators().await;
     lab.patch("r", json!({"metadata": {"finalizers": null}})).await;
     lab.delete("r").await;
     assert_ne!(lab.traces().await, Vec::<String>::new(), "nothing removes them");
     lab.start_operator();
+    until_nothing_is_left(&lab).await;
+}
+
+/// A run `r` whose files are processed, and its UID. What it leaves in Valkey is kept for five seconds.
+async fn processing_and_soon_forgotten(name: &str) -> (Lab, String) {
+    let mut lab = Lab::new(name).await;
+    lab.restart_with("DETAILS_RETENTION", "5s").await;
+    lab.put_many("", 2, |_| "sleep 60".to_owned()).await;
+    lab.pipeline(json!({})).await;
+    let uid = lab.run("r", json!({})).await.uid().unwrap();
+    lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
+    (lab, uid)
+}
+
+async fn until_nothing_is_left(lab: &Lab) {
     let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
     lab.eventually("nothing is left in Valkey", clean).await;
 }
