@@ -11,15 +11,18 @@ pub(super) fn object_name() -> Rule {
         .message("the name of an object has lowercase letters, digits, hyphens and dots, and starts and ends with a letter or digit")
 }
 
+/// A DNS label.
+const IS_LABEL: &str = "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')";
+
 /// Name of a namespace.
 pub(super) fn namespace_name() -> Rule {
-    Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+    Rule::new(IS_LABEL)
         .message("the name of a namespace has lowercase letters, digits and hyphens, and starts and ends with a letter or digit")
 }
 
 /// Name of a filter, which is also the name of a container, or name of a policy's rule.
 pub(super) fn label_name() -> Rule {
-    Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+    Rule::new(IS_LABEL)
         .message("a name has lowercase letters, digits and hyphens, and starts and ends with a letter or digit, for example resize-image")
 }
 
