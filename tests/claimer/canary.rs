@@ -213,7 +213,7 @@ async fn a_failed_upload_writes_beside_the_last_result() {
     assert_eq!(
         bench.s3.client.get("results", "out/before/good").await.unwrap(),
         "2",
-        "nobody sees what was written"
+        "what was written is not visible"
     );
     let (_, left) = bench.s3.client.request(Method::GET, "/results?uploads=", Bytes::new()).await.unwrap();
     let left = String::from_utf8(left.to_vec()).unwrap();

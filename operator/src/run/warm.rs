@@ -70,7 +70,7 @@ struct Unwanted {
 }
 
 impl WarmMemory {
-    /// The pods to tell now that they are to end, which is noted. A pod that goes on is told again.
+    /// The pods to tell now that they must end, which is noted. A pod that continues is told so again later.
     fn tell_to_end(&mut self, pods: &[Arc<WorkerPod>], unwanted: &Unwanted, now: Instant) -> Vec<String> {
         let Unwanted { mut too_many, max_age, keys_refused } = *unwanted;
         let serving: Vec<_> = pods.iter().filter(|pod| pod.can_serve()).collect();

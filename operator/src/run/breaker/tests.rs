@@ -177,7 +177,7 @@ fn a_canary_that_is_reached_closes_the_breaker() {
     assert_eq!(probe(&breakers, now + SECOND, &[]), Probe::Full);
 }
 
-/// The last result of a run that its sink alone refuses: without this the run would probe for ever.
+/// The last result of a run that its sink alone refuses: without this the run would probe forever.
 #[test]
 fn a_result_that_alone_is_refused_neither_stops_a_run_nor_passes_for_an_outage() {
     let (mut breakers, now) = (Breakers::default(), Instant::now());
