@@ -186,7 +186,7 @@ fn up(error: &StorageError) -> Option<bool> {
         StorageError::Changed(_) => Some(true),
         // This proves nothing: a service may find its index but not its data, and some report this for entire
         // buckets that they cannot reach.
-        StorageError::Gone(_) => None,
+        StorageError::Gone(_) | StorageError::NotFound(_) => None,
         StorageError::NoAccess(_)
         | StorageError::NoBucket(_)
         | StorageError::Unreachable(_)
@@ -208,6 +208,7 @@ where
     match StorageError::from(error) {
         StorageError::Gone(_) | StorageError::Changed(_) | StorageError::Refused(_) => None,
         StorageError::NoAccess(_)
+        | StorageError::NotFound(_)
         | StorageError::NoBucket(_)
         | StorageError::Unreachable(_)
         | StorageError::Unusable(_)

@@ -18,10 +18,12 @@ pub(crate) fn of_storage(error: &StorageError) -> Exit {
         StorageError::NoAccess(_) => Exit::NoAccess,
         StorageError::Gone(_) => Exit::ObjectGone,
         StorageError::Changed(_) => Exit::ObjectChanged,
-        // Without its bucket, no file is at fault.
-        StorageError::Unreachable(_) | StorageError::Unusable(_) | StorageError::NoBucket(_) => {
-            Exit::StorageUnreachable
-        }
+        // Without its bucket, no file is at fault. Whether a 404 without S3's words is about one object, the
+        // canary shows.
+        StorageError::Unreachable(_)
+        | StorageError::NotFound(_)
+        | StorageError::Unusable(_)
+        | StorageError::NoBucket(_) => Exit::StorageUnreachable,
         StorageError::Refused(_) => Exit::StorageRefused,
         // No guard is ever set here: network policies decide where a pod may connect.
         StorageError::AddressRefused(_) => Exit::BadSettings,

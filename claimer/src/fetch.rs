@@ -136,18 +136,30 @@ impl Fetch<'_> {
     /// Asks for the object's properties before it is fetched in parts.
     async fn head(&mut self) -> Result<Expected, FetchError> {
         let request = self.client.head_object().bucket(&self.bucket.name).key(&self.file.key);
-        let head = request
-            .set_if_match(self.expected_etag())
-            .checksum_mode(ChecksumMode::Enabled)
-            .send()
-            .await
-            .map_err(StorageError::from)?;
+        let request = request.set_if_match(self.expected_etag()).checksum_mode(ChecksumMode::Enabled);
+        let head = match request.send().await.map_err(StorageError::from) {
+            Ok(head) => head,
+            Err(error) => return Err(self.explained(error).await.into()),
+        };
         self.compare(head.e_tag(), head.content_length(), self.file.size)?;
         if self.etag.is_empty() {
             self.etag = head.e_tag().unwrap_or_default().to_owned();
         }
         let md5 = self.md5(head.server_side_encryption(), head.sse_customer_algorithm());
         Ok(Expected { md5, checksum: Expected::checksum_of(&head) })
+    }
+
+    /// The same failure in the service's words, if it has any: a HEAD response has no body for them. Without
+    /// them, a deleted object looks like a gateway that does not reach the service.
+    async fn explained(&self, failure: StorageError) -> StorageError {
+        if !matches!(failure, StorageError::NotFound(_)) {
+            return failure;
+        }
+        let request = self.client.get_object().bucket(&self.bucket.name).key(&self.file.key);
+        match request.range("bytes=0-0").send().await {
+            Ok(_) => failure,
+            Err(error) => error.into(),
+        }
     }
 
     /// Fetches a part, and repeats it if its body breaks off: the client itself repeats only failures before
@@ -263,10 +275,15 @@ impl Fetch<'_> {
             return Err(FetchError::Changed(format!("its etag is {etag}, but {} was listed", self.etag)));
         }
         match sent {
-            Some(sent) if u64::try_from(sent) != Ok(length) => {
-                Err(FetchError::Changed(format!("{sent} bytes instead of {length}")))
-            }
-            _ => Ok(()),
+            Some(sent) if u64::try_from(sent) == Ok(length) => Ok(()),
+            // A gateway's own page has no etag.
+            _ if etag.is_none() && !self.etag.is_empty() => Err(StorageError::Unusable(format!(
+                "an answer without an etag, although {} was listed",
+                self.etag
+            ))
+            .into()),
+            Some(sent) => Err(FetchError::Changed(format!("{sent} bytes instead of {length}"))),
+            None => Ok(()),
         }
     }
 }

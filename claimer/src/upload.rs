@@ -47,9 +47,13 @@ pub(crate) enum UploadError {
 impl UploadError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
+            // Results are only ever written: nothing that is missing or different is a file's fault.
+            Self::Storage(StorageError::Gone(_)) | Self::Differs(_) | Self::Answer(_) => {
+                Exit::StorageUnreachable
+            }
             Self::Storage(error) => exit::of_storage(error),
             Self::Local(error) => error.exit(),
-            Self::Replaced { .. } | Self::Differs(_) | Self::Answer(_) => Exit::PublishIncomplete,
+            Self::Replaced { .. } => Exit::PublishIncomplete,
         }
     }
 }
@@ -72,7 +76,9 @@ impl Target<'_> {
         let head = self.client.head_object().bucket(self.bucket).key(self.key).send().await;
         let length = match head.map_err(StorageError::from) {
             Ok(head) => head.content_length(),
-            Err(StorageError::Gone(said)) => return Err(UploadError::Differs(format!("nothing ({said})"))),
+            Err(StorageError::Gone(said) | StorageError::NotFound(said)) => {
+                return Err(UploadError::Differs(format!("nothing ({said})")));
+            }
             Err(error) => return Err(error.into()),
         };
         if length.and_then(|length| u64::try_from(length).ok()) == Some(file.size) {

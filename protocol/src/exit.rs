@@ -14,18 +14,19 @@ pub enum Exit {
     QueueDenied = 12,
     /// The storage refuses us (401, 403), or there are no credentials.
     NoAccess = 14,
-    /// The object does not exist.
+    /// The object does not exist, in the words of S3.
     ObjectGone = 15,
     /// The object is not the one that was listed: its etag, length or checksum differs.
     ObjectChanged = 16,
-    /// After all tries, the storage does not answer, answers 408, 429 or 5xx, or knows no such bucket, or its
-    /// certificate is not trusted.
+    /// After all tries, the storage does not answer, answers 408, 429 or 5xx, or not as S3 does, knows no such
+    /// bucket, does not have what was uploaded, or its certificate is not trusted.
     StorageUnreachable = 17,
     /// The workspace has no space left.
     DiskFull = 18,
     /// Another failure of the workspace.
     LocalIo = 19,
-    /// Some results could not be uploaded, or an uploaded result differs from what was sent.
+    /// Some results cannot be published: a link leads out of their folder, a name is too long, or a result was
+    /// replaced meanwhile.
     PublishIncomplete = 20,
     /// The storage ended the body early, on every try.
     ObjectTruncated = 21,

@@ -22,6 +22,10 @@ pub enum StorageError {
     /// The object does not exist.
     #[error("not found: {0}")]
     Gone(String),
+    /// The answer is 404, but not in the words of S3: a HEAD response has none, and a gateway that does not
+    /// reach the service answers in the same way for every object.
+    #[error("nothing found: {0}")]
+    NotFound(String),
     /// According to the service, the bucket does not exist. A gateway whose volume is not mounted also says
     /// so.
     #[error("no such bucket: {0}")]
@@ -50,6 +54,7 @@ impl StorageError {
             Self::Unreachable(_) => true,
             Self::NoAccess(_)
             | Self::Gone(_)
+            | Self::NotFound(_)
             | Self::NoBucket(_)
             | Self::Changed(_)
             | Self::Refused(_)
@@ -95,7 +100,8 @@ where
             _ if is_code(&["ExpiredToken", "InvalidToken"]) => Self::NoAccess(said),
             _ if is_code(&["NoSuchBucket"]) => Self::NoBucket(said),
             Some(401 | 403) => Self::NoAccess(said),
-            Some(404) => Self::Gone(said),
+            Some(404) if is_code(&["NoSuchKey", "NoSuchVersion", "NoSuchUpload"]) => Self::Gone(said),
+            Some(404) => Self::NotFound(said),
             // If-Match failed, or the object is shorter than the requested range.
             Some(412 | 416) => Self::Changed(said),
             Some(status @ 400..=499) if !may_pass(status) => Self::Refused(said),

@@ -154,7 +154,7 @@ async fn sigterm_ends_it_at_once() {
     let status = child.wait().await.unwrap();
     assert_eq!(status.code(), Some(143));
     // Much sooner than the wait for a file ends.
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }
 
 #[tokio::test]

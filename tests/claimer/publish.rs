@@ -120,7 +120,7 @@ async fn a_result_that_vanished_fails_the_attempt() {
     let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
     bench.set("SINK_S3_ENDPOINT", &proxy.url);
     proxy.inject(Rule::every(Fault::Missing, "/a").method(Method::HEAD));
-    bench.publish().await.assert_failed(20, &["PublishIncomplete", "s3://results/out/", "404"]);
+    bench.publish().await.assert_failed(17, &["StorageUnreachable", "s3://results/out/", "404"]);
 }
 
 #[tokio::test]

@@ -242,7 +242,7 @@ fn of_failed(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32], known: &Kn
             let canary = dependency.operation().and_then(|operation| canary(pod, failed, operation));
             let is_up = |operation| match canary {
                 Some(reached) => reached,
-                None => answered(failed) || succeeded_meanwhile(pod, operation, known),
+                None => succeeded_meanwhile(pod, operation, known),
             };
             let counts = dependency.operation().is_none_or(is_up);
             Judgement { canary, ..disruption(pod, cause, failure, counts) }
@@ -321,7 +321,7 @@ fn of_worker(exit: Exit) -> Cause {
 fn of_publisher(exit: Exit) -> Cause {
     match exit {
         Exit::NoAccess => Cause::Dependency(Dependency::SinkCredentials),
-        // The bucket is gone, not an object: results are only ever written.
+        // Results are only ever written, so nothing that is missing is a file's fault.
         Exit::StorageUnreachable | Exit::ObjectGone => Cause::Dependency(Dependency::Sink),
         Exit::DiskFull => Cause::Dependency(Dependency::Workspace),
         // The filters wrote the contents of the workspace, so unreadable results are their fault.
@@ -348,11 +348,6 @@ fn canary(pod: &WorkerPod, failed: &Failed, operation: Operation) -> Option<bool
     let report = report_of(pod, operation)?;
     let is_of_this = report.outcome.err().map(Exit::code) == failed.exit_code;
     report.canary.filter(|_| is_of_this)
-}
-
-/// Whether the storage answered nevertheless, apparently refusing only this one object.
-fn answered(failed: &Failed) -> bool {
-    failed.exit_code.and_then(Exit::from_code) == Some(Exit::ObjectGone)
 }
 
 /// Whether the same operation succeeded in another pod since this pod began it, which means that the storage

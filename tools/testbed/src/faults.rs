@@ -43,6 +43,8 @@ pub enum Fault {
     Missing,
     /// 403 `AccessDenied`.
     Forbidden,
+    /// This status with a page of its own, as from a gateway that does not reach the server.
+    Gateway(u16),
     /// The headers promise the whole body, but the connection ends after this many bytes of it.
     Truncated(usize),
 }
@@ -145,13 +147,14 @@ async fn accept(listener: TcpListener, server: Arc<str>, shared: Arc<Shared>) {
     while let Ok((stream, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
         let (server, shared) = (Arc::clone(&server), Arc::clone(&shared));
-        let answer = hyper::service::service_fn(move |request| {
+        let service = hyper::service::service_fn(move |request| {
             let (server, shared) = (Arc::clone(&server), Arc::clone(&shared));
             async move { handle(request, &server, &shared).await }
         });
         // Connections that end early are the purpose of this proxy.
-        connections
-            .spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+        connections.spawn(
+            hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service),
+        );
     }
 }
 
@@ -177,6 +180,10 @@ async fn handle(request: Request<Incoming>, server: &str, shared: &Shared) -> io
         Some(Fault::SlowDown) => refuse(request, StatusCode::SERVICE_UNAVAILABLE, "SlowDown").await,
         Some(Fault::Missing) => refuse(request, StatusCode::NOT_FOUND, "NoSuchKey").await,
         Some(Fault::Forbidden) => refuse(request, StatusCode::FORBIDDEN, "AccessDenied").await,
+        Some(Fault::Gateway(status)) => {
+            let status = StatusCode::from_u16(status).map_err(io::Error::other)?;
+            answer(request, status, "text/plain", "no service behind this gateway\n".to_owned()).await
+        }
     }
 }
 
@@ -206,17 +213,27 @@ async fn pass_on(request: Request<Incoming>, server: &str, cut: Option<usize>) -
     Ok(Response::from_parts(parts, BodyExt::boxed(StreamBody::new(stream::iter(frames)))))
 }
 
-/// Answers with a failure once the whole request has arrived: a client that is still writing its body would
-/// otherwise see a broken pipe.
+/// Fails as an S3 server does.
 async fn refuse(request: Request<Incoming>, status: StatusCode, code: &str) -> io::Result<Response<Body>> {
+    let xml = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>injected</Message></Error>");
+    answer(request, status, "application/xml", xml).await
+}
+
+/// Answers once the whole request has arrived: a client that is still writing its body would otherwise see a
+/// broken pipe.
+async fn answer(
+    request: Request<Incoming>,
+    status: StatusCode,
+    content_type: &'static str,
+    text: String,
+) -> io::Result<Response<Body>> {
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
         frame.map_err(io::Error::other)?;
     }
-    let xml = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>injected</Message></Error>");
-    let mut response = Response::new(Full::new(Bytes::from(xml)).map_err(|never| match never {}).boxed());
+    let mut response = Response::new(Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed());
     *response.status_mut() = status;
-    response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/xml"));
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static(content_type));
     Ok(response)
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use protocol::{Exit, FileState, FilterEnding, FilterFailure, State, Transfer, TransferFailure};
+use protocol::{FileState, FilterEnding, FilterFailure, State, Transfer, TransferFailure};
 use queue::{Disruption, EntryId, Failure, Reported, Verdict};
 
 use super::reason::with_end_of;
@@ -115,7 +115,7 @@ fn of_transfer(reported: &Reported, failed: &TransferFailure, rules: &Rules<'_>)
         Cause::Dependency(dependency) => {
             let succeeded_meanwhile =
                 || last.zip(rules.now.checked_sub(*took)).is_some_and(|(last, began)| last > began);
-            let is_up = canary.unwrap_or_else(|| *exit == Exit::ObjectGone || succeeded_meanwhile());
+            let is_up = canary.unwrap_or_else(succeeded_meanwhile);
             let counts = dependency.operation().is_none() || is_up;
             let verdict = Verdict::Disrupted(Disruption { failure, counts });
             return Judgement { canary: *canary, ..judgement(reported, verdict, cause, rules.now) };
