@@ -40,29 +40,13 @@ impl RunQueue {
     /// Tells pods to finish their current file and end. They get no further files. Repeat the call until they
     /// have ended, because the message is lost if the inbox is.
     pub async fn stop(&self, pods: &[String]) -> Result<(), Error> {
+        let lifetime = STOP_LIFETIME.as_millis().to_string();
         for batch in pods.chunks(self.batch) {
-            let mut pipeline = redis::pipe();
-            for pod in batch {
-                let inbox = self.keys.inbox(pod);
-                pipeline
-                    .cmd("XADD")
-                    .arg(&inbox)
-                    .arg("MAXLEN")
-                    .arg("~")
-                    .arg(BATCH_MAX)
-                    .arg("*")
-                    .arg(STOP)
-                    .arg(1)
-                    .ignore();
-                // The inbox of a pod that holds files already lives longer.
-                pipeline
-                    .cmd("PEXPIRE")
-                    .arg(&inbox)
-                    .arg(STOP_LIFETIME.as_millis().to_string())
-                    .arg("NX")
-                    .ignore();
+            let arguments = [STOP, &lifetime].into_iter().chain(batch.iter().map(String::as_str));
+            let reply = self.call(Script::Stop, &arguments.map(bytes).collect::<Vec<_>>()).await?;
+            if reply.word() != "OK" {
+                return reply.unexpected();
             }
-            self.connection.pipeline::<()>("tell pods to end", &pipeline).await?;
         }
         Ok(())
     }

@@ -39,6 +39,7 @@ scripts! {
     Begin, "allow-oom", "record when the run began", "common", "begin";
     Enqueue, "allow-oom", "queue a page of files", "common", "enqueue";
     HandOut, "allow-oom", "hand files to pods", "common", "hand_out";
+    Stop, "allow-oom", "tell pods to end", "common", "stop";
     Settle, "allow-oom", "settle files", "common", "attempt", "settle";
     Take, "allow-oom", "take the reports of workers", "common", "attempt", "take";
     Reclaim, "allow-oom", "reclaim files of dead pods", "common", "attempt", "reclaim";

@@ -83,6 +83,10 @@ async fn a_full_server_lets_every_run_settle_and_end() {
         let reclaimed = queue.reclaim(Duration::ZERO, &waits, |_| Some("PodLost".into())).await.unwrap();
         assert_eq!(reclaimed.fates, [Fate::Disrupted { file: "vanished".into(), disruptions: 1 }]);
         assert_eq!(queue.recover().await.unwrap(), 0);
+        // Pods that are told to end give back what they hold.
+        queue.stop(&["idle".into()]).await.unwrap();
+        let told = worker(server.server(), &queue, "idle").held(1).await.unwrap();
+        assert!(told.is_told_to_stop && told.claims.is_empty());
         let Opened::Resumed(queue) = open_as(&connection, &run_id("full"), "uid-1", "spec-1").await else {
             panic!("an open queue cannot be opened again")
         };
