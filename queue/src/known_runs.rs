@@ -8,6 +8,8 @@ use protocol::RunId;
 use crate::Error;
 use crate::calls::Owner;
 use crate::connection::Connection;
+use crate::run_queue::bytes;
+use crate::script::Script;
 
 /// Runs per request: an entry is longer than 100 bytes, and a reply stays small.
 const SCAN_COUNT: usize = 1_000;
@@ -31,9 +33,9 @@ impl KnownRuns {
     /// few.
     pub async fn add(&self, run: &RunId, owner: &Owner) -> Result<(), Error> {
         let Owner { uid, namespace, name } = owner;
-        let mut add = redis::cmd("HSET");
-        add.arg(&self.key).arg(uid).arg(format!("{namespace} {name} {}", run.key("work")));
-        self.connection.command("remember a run", &add).await
+        let entry = format!("{namespace} {name} {}", run.key("work"));
+        self.connection.script(Script::Remember, &[&self.key], &[bytes(uid), bytes(&entry)]).await?;
+        Ok(())
     }
 
     /// Forgets a run of which nothing is left on the server.

@@ -51,4 +51,5 @@ scripts! {
     TakeOver, "allow-oom", "take over the queue of the run", "common", "take_over";
     Forget, "allow-oom", "forget the reports of workers", "common", "forget";
     Delete, "allow-oom", "delete the queue of the run", "common", "delete";
+    Remember, "allow-oom", "remember a run", "remember";
 }

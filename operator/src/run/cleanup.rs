@@ -52,9 +52,10 @@ impl Pass<'_> {
         let (ctx, run) = (self.ctx, self.run);
         self.memory.listing.task = None;
         if !has_finalizer(run) {
-            // Another program removed our finalizer while a third one's keeps the run.
-            if let Some(run_id) = &self.memory.run_id {
-                note_vanished(ctx, self.uid, run_id, true).await?;
+            // Another program removed our finalizer while a third one's keeps the run. This operator may see the
+            // run for the first time.
+            if let Ok(run_id) = setup::run_id(run) {
+                note_vanished(ctx, self.uid, &run_id, true).await?;
             }
             return Ok(Next::Done);
         }
@@ -212,16 +213,17 @@ pub async fn note_gone_unseen(ctx: &Context) -> Result<(), Error> {
         return Ok(());
     }
     let noted = notes(ctx).await?;
+    let mut failed = None;
     for (uid, (run_id, owner)) in missing(known, &noted, &ctx.settings.namespaces, &ctx.world) {
-        // A run that cannot be read looks as if it were gone.
+        // A run that cannot be read looks as if it were gone. It must not hide the others.
         let api: Api<PipelineRun> = Api::namespaced(ctx.client.clone(), &owner.namespace);
-        let found = api.get_metadata_opt(&owner.name).await;
-        let found = found.map_err(Error::kubernetes("look for a run that seems to be gone"))?;
-        if found.and_then(|found| found.uid()).as_deref() != Some(&uid) {
-            note_vanished(ctx, &uid, &run_id, false).await?;
+        match api.get_metadata_opt(&owner.name).await {
+            Ok(found) if found.as_ref().and_then(ResourceExt::uid).as_deref() == Some(&uid) => {}
+            Ok(_) => note_vanished(ctx, &uid, &run_id, false).await?,
+            Err(error) => failed = Some(Error::kubernetes("look for a run that seems to be gone")(error)),
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 /// Notes a run that is still to be removed from Valkey, or deletes its note.
