@@ -28,6 +28,11 @@ const STARTS_WITHIN: Duration = Duration::from_secs(30);
 /// How long the other containers of a pod that processes many files may continue after one of them failed:
 /// the worker publishes the results that it has, and reports them.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(60);
+/// How long to wait for the last status of a pod in which a container was killed: a kubelet that evicts the
+/// pod, or shuts its node down, says so only there.
+const LAST_STATUS_WITHIN: Duration = Duration::from_secs(5);
+/// The reason of `DisruptionTarget` for a pod that its kubelet ends.
+pub const ENDED_BY_KUBELET: &str = "TerminationByKubelet";
 /// The exit code of a Rust program that panicked.
 const PANICKED: i32 = 101;
 /// The exit code of a process that was killed by signal *n* is this number plus *n*.
@@ -197,15 +202,27 @@ impl WorkerPod {
         !self.is_finished() && self.deleting.is_none()
     }
 
-    /// Whether it has ended as far as its files are concerned. If a pod processes many files, a failed
-    /// container does not end it at once: its worker still reports on the other files.
+    /// Whether it has ended as far as its files are concerned.
     pub fn is_over(&self, now: Instant) -> bool {
         self.is_finished() && !self.is_ending(now)
     }
 
-    /// Whether one of its containers has failed, and the operator waits for the others.
+    /// Whether one of its containers has failed, and the operator waits for more.
     pub fn is_ending(&self, now: Instant) -> bool {
-        self.is_warm && self.is_finished() && self.running && now < self.since + LAST_WORDS_WITHIN
+        self.ends_by().is_some_and(|end| now < end)
+    }
+
+    /// How long the operator waits for more, after one of its containers has failed. If a pod processes many
+    /// files, its worker still reports on the others. If the container was killed, it may not be to blame.
+    pub fn ends_by(&self) -> Option<Instant> {
+        let wait = match &self.stage {
+            Stage::Failed(_) if self.is_warm => self.running.then_some(LAST_WORDS_WITHIN),
+            Stage::Failed(Failed { exit_code: Some(code), .. }) if *code > KILLED => {
+                (!self.stopped && self.deleting.is_none()).then_some(LAST_STATUS_WITHIN)
+            }
+            _ => None,
+        };
+        Some(self.since + wait?)
     }
 
     /// Whether it can process many files.

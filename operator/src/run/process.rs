@@ -219,7 +219,7 @@ fn file_timeout(limits: &Limits, view: &View, now: Instant) -> Option<Duration> 
         .min()
 }
 
-/// When the first pod that does not start, or does not end, may have taken too long.
+/// When the first pod that does not start, or does not end, has taken too long.
 fn stuck_timeout(start_timeout: Duration, view: &View, now: Instant) -> Option<Duration> {
     let stuck = view.pods.iter().filter(|pod| matches!(pod.stage, Stage::Stuck(_)));
     let unprepared = view.pods.iter().filter_map(|pod| pod.unprepared);
@@ -228,6 +228,7 @@ fn stuck_timeout(start_timeout: Duration, view: &View, now: Instant) -> Option<D
     let going = deleted.map(|going| going.since + going.grace + PUBLISH_EVERY * 6);
     stuck
         .chain(going)
+        .chain(view.pods.iter().filter_map(|pod| pod.ends_by()))
         .filter_map(|due| due.checked_duration_since(now))
         .map(|left| left.max(PUBLISH_EVERY))
         .min()

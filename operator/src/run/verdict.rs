@@ -14,7 +14,7 @@ use protocol::{Exit, Report};
 use queue::{Disruption, EntryId, Failure, Verdict};
 
 use super::dependency::{Dependency, Operation};
-use crate::pods::{Failed, Milestone, Stage, Stuck, WorkerPod, is_start_error};
+use crate::pods::{ENDED_BY_KUBELET, Failed, Milestone, Stage, Stuck, WorkerPod, is_start_error};
 
 /// Knowledge about the storage from outside the pod that is judged: when operations last succeeded, by our
 /// own clock.
@@ -285,11 +285,13 @@ fn cause(pod: &WorkerPod, failed: &Failed, non_retryable: &[i32]) -> Cause {
     }
 }
 
-/// Whether the pod was being deleted, or Kubernetes was about to end it, when it failed.
+/// Whether the pod was being deleted, or Kubernetes was about to end it, when it failed. A kubelet announces
+/// nothing: it says that it has ended the pod after it has done so.
 fn ended_from_outside(pod: &WorkerPod) -> bool {
     let deleted = pod.deleting.map(|deleting| deleting.since);
     let doomed = pod.doomed.as_ref().map(|doomed| doomed.since);
     [deleted, doomed].into_iter().flatten().any(|since| since <= pod.since)
+        || pod.doomed.as_ref().is_some_and(|doomed| doomed.reason == ENDED_BY_KUBELET)
 }
 
 fn of_claimer(exit: Exit) -> Cause {

@@ -178,6 +178,27 @@ fn every_exit_code_of_ours_has_a_cause() {
     }
 }
 
+/// The kubelet announces nothing, and the container's end is visible before the pod's.
+#[test]
+fn a_pod_that_its_kubelet_evicts_is_no_files_fault_whichever_is_seen_first() {
+    let killed = filter(137, "Error");
+    let since = killed.since;
+    assert!(!killed.is_over(since) && killed.is_over(since + SECOND * 5), "its last status may follow");
+    assert_eq!(judge(&killed).cause, Cause::File, "none came");
+    for mut last in [killed, whole("Evicted"), filter(1, "Error")] {
+        last.stopped = true;
+        assert!(last.is_over(since));
+        last.doomed = Some(Doomed {
+            since: last.since + SECOND,
+            reason: ENDED_BY_KUBELET.to_owned(),
+            message: "The node was low on resource: memory.".to_owned(),
+        });
+        assert_eq!(judge(&last).cause, Cause::Pod);
+    }
+    let failed = filter(1, "Error");
+    assert!(failed.is_over(failed.since), "it ended by itself");
+}
+
 #[test]
 fn a_storage_disruption_counts_only_if_another_object_could_be_reached() {
     for container in [CLAIMER, PUBLISHER] {
