@@ -232,13 +232,13 @@ impl Breakers {
         let problem = dependency.problem();
         let charge = match dependency.operation() {
             Some(Operation::Fetch) if breaker.last_success.is_none() => {
-                "no file has been fetched yet, so nothing shows that a file is at fault, and none is charged"
+                "this operator has seen no file being fetched yet, so nothing shows that a file is at fault, and none is charged"
             }
             Some(Operation::Publish) if breaker.last_success.is_none() => {
-                "no result has been published yet, so nothing shows that a file is at fault, and none is charged"
+                "this operator has seen no result being published yet, so nothing shows that a file is at fault, and none is charged"
             }
             Some(_) => "no file is charged",
-            None => "files go back to the queue, and one that never gets further is eventually charged",
+            None => "files go back to the queue, and a file that never progresses is eventually charged",
         };
         let next = match dependency.label() {
             Some(_) => {
@@ -247,6 +247,15 @@ impl Breakers {
             None => "they are tried again on other nodes, or when there is room",
         };
         Some(dependency.reason().because(format!("{problem}: {error}; {charge}; {next}")))
+    }
+
+    /// Whether nothing shows yet whether source and sink are available: neither has an operation succeeded, nor
+    /// have enough failed.
+    pub fn know_nothing_of_storage(&self) -> bool {
+        [Dependency::Source, Dependency::Sink].iter().all(|storage| {
+            let breaker = self.breakers.get(storage);
+            breaker.is_none_or(|breaker| breaker.open.is_none() && breaker.last_success.is_none())
+        })
     }
 
     fn open_now(&self) -> impl Iterator<Item = (Dependency, Open)> {

@@ -145,6 +145,8 @@ impl<'a> Pass<'a> {
     fn recall_obstacle(&mut self) {
         if self.memory.published.is_none() && self.memory.obstacle.is_none() {
             self.memory.obstacle = status::obstacle(self.run);
+            let shown = self.memory.obstacle.clone();
+            self.memory.outage_before = shown.filter(|shown| shown.reason == Reason::StorageUnavailable);
         }
     }
 

@@ -196,7 +196,9 @@ impl Pass<'_> {
         let obstacle = obstacle.or_else(|| memory.creation.problem().cloned());
         // A problem of the listing was reported earlier in this pass: queued files are processed regardless.
         let obstacle = obstacle.or_else(|| self.report.obstacle.take()).or_else(queue_full);
-        self.report.obstacle = obstacle;
+        // A new operator does not know whether the outage that the status shows is over.
+        let shown = memory.outage_before.as_ref().filter(|_| memory.breakers.know_nothing_of_storage());
+        self.report.obstacle = obstacle.or_else(|| shown.cloned());
     }
 }
 

@@ -280,6 +280,18 @@ fn a_full_workspace_is_reported_and_throttles_nothing() {
 }
 
 #[test]
+fn a_new_operator_knows_nothing_of_the_storage_until_something_succeeds_or_often_fails() {
+    let now = Instant::now();
+    assert!(Breakers::default().know_nothing_of_storage());
+    assert!(!outage(now).know_nothing_of_storage(), "it knows of the outage itself");
+    let mut breakers = Breakers::default();
+    breakers.disrupted(Dependency::Source, now, "StorageUnreachable");
+    assert!(breakers.know_nothing_of_storage(), "that may be one object");
+    breakers.file_fetched(now + SECOND);
+    assert!(!breakers.know_nothing_of_storage());
+}
+
+#[test]
 fn the_message_names_what_fails_how_and_what_happens_next() {
     let now = Instant::now();
     let mut breakers = outage(now);
@@ -288,7 +300,7 @@ fn the_message_names_what_fails_how_and_what_happens_next() {
     for part in [
         "the source's storage is unavailable",
         "StorageUnreachable: s3://bkt/a: no answer",
-        "no file has been fetched yet",
+        "this operator has seen no file being fetched yet",
         "one pod at a time tries again",
     ] {
         assert!(first.contains(part), "no {part:?} in {first:?}");

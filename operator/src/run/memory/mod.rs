@@ -77,6 +77,8 @@ pub struct Memory {
     pub published: Option<(PipelineRunStatus, Instant)>,
     /// The last reported obstacle.
     pub obstacle: Option<Obstacle>,
+    /// The outage of the storage that the status showed when this operator started.
+    pub outage_before: Option<Obstacle>,
     /// How many passes have failed in a row.
     pub failed_passes: u32,
     /// When the deletion of the run was first noticed.
