@@ -71,10 +71,16 @@ pub trait Validate {
 }
 
 /// Checks an object as a person wrote it: fields and types against the CRD's own schema, then the API
-/// server's defaults, then the rules. `None` if it is not a kind of this API.
+/// server's defaults, then the rules. `None` if it is not a kind of this API. The webhook calls this before the
+/// API server has compared the object with the schema, so time and memory must not depend on what a hostile
+/// object contains.
 pub fn check(object: &Value, context: &Context<'_>) -> Option<Vec<Violation>> {
     let kind = Kind::of(object)?;
-    let mut violations = schema::shape(kind, object);
+    let shape = schema::shape(kind, object);
+    if shape.is_oversized() {
+        return Some(shape.into_vec());
+    }
+    let mut violations = shape.into_vec();
     let defaulted = default(kind, object);
     let more = match kind {
         Kind::Pipeline => parsed::<Pipeline>(defaulted, context),
@@ -83,7 +89,10 @@ pub fn check(object: &Value, context: &Context<'_>) -> Option<Vec<Violation>> {
         Kind::ReferenceGrant => parsed::<ReferenceGrant>(defaulted, context),
     };
     match more {
-        Ok(more) => violations.extend(more),
+        Ok(more) => {
+            violations.extend(more);
+            violations.truncate(violation::FINDINGS_MAX);
+        }
         // The shape usually explains an unreadable object; this is for types that it does not know (those
         // nested in Kubernetes' own types).
         Err(error) if violations.is_empty() => {
@@ -106,4 +115,60 @@ fn parsed<T: DeserializeOwned + Validate>(
     context: &Context<'_>,
 ) -> Result<Vec<Violation>, serde_json::Error> {
     Ok(serde_json::from_value::<T>(object)?.validate(context))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pipeline(spec: Value) -> Value {
+        let mut object = json!({"apiVersion": "filter.plainsight.ai/v1alpha1", "kind": "Pipeline",
+            "metadata": {"name": "p"}, "spec": {"source": {"bucket": {"name": "b", "region": "r"}},
+            "filters": [{"name": "f", "image": "i:1"}]}});
+        for (field, value) in spec.as_object().unwrap() {
+            object["spec"][field] = value.clone();
+        }
+        object
+    }
+
+    /// As many bytes as a request may have. Without bounds, one of these takes hours, and each of the others
+    /// hundreds of megabytes.
+    #[test]
+    fn a_hostile_object_takes_little_time_and_gets_a_short_answer() {
+        const BYTES: usize = 1_400_000;
+        let word = |letter: &str| letter.repeat(BYTES);
+        let unknown: serde_json::Map<String, Value> =
+            (0..100_000).map(|number| (format!("imagePullPolice{number}"), json!(1))).collect();
+        let hostile = [
+            json!({"filters": [{"name": word("a"), "image": "i:1"}],
+                "sink": {"bucket": {"name": "b"}, "from": word("b")}}),
+            json!({"source": {"bucket": {"name": "b", "region": "r"}, "include": vec!["["; BYTES / 4]}}),
+            json!({"filters": vec![json!({"name": "f", "image": "i:1"}); BYTES / 40]}),
+            json!({"order": word("Sequentia")}),
+            Value::Object(unknown),
+        ];
+        for spec in hostile {
+            let violations = check(&pipeline(spec), &Context::default()).unwrap();
+            assert!(
+                !violations.is_empty() && violations.len() <= violation::FINDINGS_MAX,
+                "{}",
+                violations.len()
+            );
+            let bytes: usize = violations.iter().map(|found| found.to_string().len()).sum();
+            assert!(bytes < 100_000, "{bytes} bytes: {}", violations[0]);
+        }
+    }
+
+    /// A text or list that is somewhat too long is a mistake among others, and all of them are named.
+    #[test]
+    fn what_is_a_little_too_long_hides_no_other_mistake() {
+        let spec = json!({"source": {"bucket": {"name": "b", "region": "r"}, "include": vec!["["; 65]},
+            "filters": [{"name": "a".repeat(70), "image": "i i"}]});
+        let violations = check(&pipeline(spec), &Context::default()).unwrap();
+        let broken = |rule: Rule| violations.iter().filter(|found| found.rule == rule).count();
+        assert_eq!((broken(Rule::ListLength), broken(Rule::TextLength), broken(Rule::Glob)), (1, 1, 65));
+        assert_eq!(broken(Rule::Image), 1);
+    }
 }

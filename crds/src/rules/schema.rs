@@ -14,7 +14,7 @@ use strum::{Display, EnumString, VariantNames};
 use super::path::Path;
 use super::rule::Rule;
 use super::suggest;
-use super::violation::{Findings, Violation, quote};
+use super::violation::{Findings, quote};
 use crate::definitions::definition;
 use crate::v1alpha1::{Pipeline, PipelinePolicy, PipelineRun, ReferenceGrant};
 
@@ -78,7 +78,7 @@ fn without_nulls(value: &Value) -> Value {
 }
 
 /// The parts of an object that do not fit the schema of its kind.
-pub(super) fn shape(kind: Kind, object: &Value) -> Vec<Violation> {
+pub(super) fn shape(kind: Kind, object: &Value) -> Findings {
     let mut out = Findings::default();
     if let Value::Object(fields) = object {
         let schema = kind.schema();
@@ -92,11 +92,14 @@ pub(super) fn shape(kind: Kind, object: &Value) -> Vec<Violation> {
             None => out.add(&spec, Rule::MissingField, "it is missing", "add it"),
         }
     }
-    out.into_vec()
+    out
 }
 
 /// Reports the parts of a value that do not fit its schema.
 pub(super) fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings) {
+    if out.is_full() {
+        return;
+    }
     let free = schema["x-kubernetes-preserve-unknown-fields"] == true;
     if schema["x-kubernetes-int-or-string"] == true {
         if value.as_i64().is_some_and(|number| i32::try_from(number).is_err()) {
@@ -126,6 +129,10 @@ pub(super) fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings)
                 Rule::ListLength,
                 out,
             );
+            // The rest of a list that is far too long explains nothing.
+            if is_oversized(schema, "maxItems", items.len()) {
+                return out.note_oversized();
+            }
             for (index, item) in items.iter().enumerate() {
                 walk(&at.index(index), &schema["items"], item, out);
             }
@@ -182,8 +189,18 @@ fn check_text(at: &Path, schema: &Value, text: &str, out: &mut Findings) {
         out.add(at, Rule::UnknownValue, message, suggest::fix(text, &allowed));
         return;
     }
+    if is_oversized(schema, "maxLength", text.len()) {
+        out.note_oversized();
+    }
     let length = text.chars().count() as f64;
     check_bounds(at, schema, ("minLength", "maxLength"), length, "characters", Rule::TextLength, out);
+}
+
+/// Whether something is so much larger than it may be that it is no mistake of a person: the API server would
+/// refuse it before it asks the rules, and their time and memory are bounded only for what it accepts.
+fn is_oversized(schema: &Value, key: &str, actual: usize) -> bool {
+    const FACTOR: u64 = 2;
+    schema[key].as_u64().is_some_and(|max| actual as u64 > max.saturating_mul(FACTOR))
 }
 
 fn check_bounds(
@@ -250,6 +267,9 @@ fn wrong_type(at: &Path, expected: &str, value: &Value, out: &mut Findings) {
 }
 
 fn unknown_field(at: &Path, name: &str, known: &[&str], out: &mut Findings) {
+    if out.is_full() {
+        return;
+    }
     out.add(&at.field(name), Rule::UnknownField, "there is no such field", suggest::fix(name, known));
 }
 

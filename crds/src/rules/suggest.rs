@@ -2,12 +2,18 @@
 
 /// Less similar words are not what the user meant.
 const LIKENESS: f64 = 0.7;
+/// Longer texts are no mistyped words, and comparing two of them takes time by the product of their lengths.
+const WORD_BYTES_MAX: usize = 128;
 
 /// The allowed word that is nearest to the given one, if any is near.
 pub(crate) fn nearest<'a>(written: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if written.len() > WORD_BYTES_MAX {
+        return None;
+    }
     let written = written.to_lowercase();
     allowed
         .into_iter()
+        .filter(|word| word.len() <= WORD_BYTES_MAX)
         .map(|word| (strsim::normalized_damerau_levenshtein(&written, &word.to_lowercase()), word))
         .filter(|(likeness, _)| *likeness >= LIKENESS)
         .max_by(|a, b| a.0.total_cmp(&b.0))

@@ -28,9 +28,17 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Collects violations.
+/// How many mistakes of one object are collected: more help nobody, and a hostile object can have a million.
+pub(super) const FINDINGS_MAX: usize = 100;
+/// How long each text of a violation may be. The allowed words of a field fit; a key of megabytes does not.
+const TEXT_BYTES_MAX: usize = 2_048;
+
+/// Collects violations, up to [`FINDINGS_MAX`].
 #[derive(Default)]
-pub(super) struct Findings(Vec<Violation>);
+pub(super) struct Findings {
+    found: Vec<Violation>,
+    is_oversized: bool,
+}
 
 impl Findings {
     pub(super) fn add(
@@ -40,16 +48,42 @@ impl Findings {
         message: impl Into<String>,
         fix: impl Into<String>,
     ) {
-        self.0.push(Violation { field: field.to_string(), rule, message: message.into(), fix: fix.into() });
+        if !self.is_full() {
+            let (field, message, fix) =
+                (shortened(field.to_string()), shortened(message.into()), shortened(fix.into()));
+            self.found.push(Violation { field, rule, message, fix });
+        }
+    }
+
+    /// Whether further mistakes are not collected.
+    pub(super) fn is_full(&self) -> bool {
+        self.found.len() >= FINDINGS_MAX
+    }
+
+    /// Notes that a part of the object is so large that only its size is worth checking.
+    pub(super) fn note_oversized(&mut self) {
+        self.is_oversized = true;
+    }
+
+    pub(super) fn is_oversized(&self) -> bool {
+        self.is_oversized
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.found.is_empty()
     }
 
     pub(super) fn into_vec(self) -> Vec<Violation> {
-        self.0
+        self.found
     }
+}
+
+fn shortened(mut text: String) -> String {
+    if text.len() > TEXT_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+        text.push('…');
+    }
+    text
 }
 
 /// Quotes a value for a message, with a limited length, so that the message fits wherever it is shown.
