@@ -228,6 +228,9 @@ pub fn allowed_updates() -> Vec<Change> {
         ("/spec/execution/maxFailedFiles", json!("5%")),
         ("/spec/execution/maxFailedFiles", json!("5")),
         ("/spec/suspend", json!(true)),
+        // An empty list says the same as none.
+        ("/spec/env", json!([])),
+        ("/spec/execution/nonRetryableExitCodes", json!([])),
     ]
 }
 

@@ -43,7 +43,7 @@ use super::cel;
         .field_path(".pipelineRef"),
     validation = Rule::new("has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)")
         .message("source is immutable: a run happens once; create a new PipelineRun instead"),
-    validation = Rule::new("has(self.env) == has(oldSelf.env) && (!has(self.env) || self.env == oldSelf.env)")
+    validation = Rule::new("(has(self.env) ? self.env : []) == (has(oldSelf.env) ? oldSelf.env : [])")
         .message("env is immutable: a run happens once; create a new PipelineRun instead"),
     validation = Rule::new("has(self.queue) == has(oldSelf.queue) && (!has(self.queue) || self.queue == oldSelf.queue)")
         .message("queue is immutable: the files of this run are already queued there; create a new PipelineRun instead")
@@ -139,7 +139,7 @@ pub struct RunSource {
     validation = Rule::new("has(self.timeout) == has(oldSelf.timeout) && (!has(self.timeout) || self.timeout == oldSelf.timeout)")
         .message("timeout is immutable: a run happens once; create a new PipelineRun instead")
         .field_path(".timeout"),
-    validation = Rule::new("has(self.nonRetryableExitCodes) == has(oldSelf.nonRetryableExitCodes) && (!has(self.nonRetryableExitCodes) || self.nonRetryableExitCodes == oldSelf.nonRetryableExitCodes)")
+    validation = Rule::new("(has(self.nonRetryableExitCodes) ? self.nonRetryableExitCodes : []) == (has(oldSelf.nonRetryableExitCodes) ? oldSelf.nonRetryableExitCodes : [])")
         .message("nonRetryableExitCodes is immutable: a run happens once; create a new PipelineRun instead")
         .field_path(".nonRetryableExitCodes"),
     validation = cel::not_longer("fileTimeout", "timeout")
