@@ -22,7 +22,7 @@ const ENOUGH: usize = 100;
 /// How long requests may fail after a replica was killed. The kubelet checks its containers every second, and
 /// then its report must reach kube-proxy through the API server and the endpoints controller. On a busy
 /// machine each of them takes its time.
-const NOTICED_WITHIN: Duration = Duration::from_secs(15);
+const NOTICED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Deletes each replica, as in a drain of its node: the API server has one connection to one of them, so each
 /// must end once.

@@ -119,7 +119,8 @@ async fn a_file_that_was_fetched_tells_when_it_was_handed_out() {
         let queue = queue_with(&server, "fetched", &["a", "b", "c"]).await;
         let old = claim(&server, &queue, "one").await;
         let fetched_within = async || queue.take(PLENTY, &AT_ONCE).await.unwrap().fetched_within;
-        let pause = Duration::from_millis(300);
+        // Longer than a few round trips take on a busy machine.
+        let pause = Duration::from_secs(3);
         tokio::time::sleep(pause).await;
         let (new, other) = (claim(&server, &queue, "two").await, claim(&server, &queue, "three").await);
         assert_eq!(fetched_within().await, None, "nothing was said");

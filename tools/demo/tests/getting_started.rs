@@ -305,7 +305,7 @@ fn make_the_first_mistakes(shell: &mut Shell) {
         shell.must(&format!("sed '{rename}; s/name: first/name: {name}/' run.yaml | kubectl apply -f -"));
     }
     for (name, _, message) in MISTAKES {
-        shell.must(&format!("kubectl -n team-a wait plr/{name} --for=condition=Degraded --timeout=60s"));
+        shell.must(&format!("kubectl -n team-a wait plr/{name} --for=condition=Degraded --timeout=150s"));
         let get = "get -o jsonpath='{.status.conditions[?(@.type==\"Degraded\")]}'";
         let said = shell.must(&format!("kubectl -n team-a {get} plr/{name}"));
         assert!(said.contains("ListingFailed") && said.contains(message), "{message:?} is not in {said}");
