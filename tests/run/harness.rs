@@ -608,6 +608,9 @@ impl Lab {
         let shown = run.status.as_ref().unwrap().recent_failures.iter();
         let shown = shown.map(|failed| (&failed.file, i64::from(failed.attempts), &failed.reason));
         assert_eq!(shown.collect::<Vec<_>>(), written.collect::<Vec<_>>(), "the newest dead letters");
+        let groups = &run.status.as_ref().unwrap().failures;
+        let grouped: i64 = groups.iter().map(|group| group.count).sum();
+        assert_eq!(grouped, counts(run).2, "every failed file is in one group: {groups:?}");
     }
 
     /// Checks that no pod is left, and that the Job and the run agree.

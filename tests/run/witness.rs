@@ -59,7 +59,7 @@ impl Witness {
         let mut last: BTreeMap<String, PipelineRun> = BTreeMap::new();
         for run in seen.iter() {
             let Some(status) = &run.status else { continue };
-            if let Some(Counts { total_files, queued, running, succeeded, failed }) = status.counts {
+            if let Some(Counts { total_files, queued, running, succeeded, failed, .. }) = status.counts {
                 assert_eq!(total_files, queued + running + succeeded + failed, "{status:#?}");
                 assert!([queued, running, succeeded, failed].iter().all(|count| *count >= 0), "{status:#?}");
             }

@@ -14,7 +14,7 @@ pub use pipeline::{
     Filter, ImagePullPolicy, LastRun, Order, Pipeline, PipelineSpec, PipelineStatus, PodOptions, Sink, Source,
 };
 pub use pipeline_run::{
-    Counts, Execution, FailedFile, Phase, PipelineReference, PipelineRun, PipelineRunSpec, PipelineRunStatus,
+    Counts, Execution, FailedFile, FailureGroup, Phase, PipelineReference, PipelineRun, PipelineRunSpec, PipelineRunStatus,
     QueueKeys, RetryBackoff, RunSource,
 };
 pub use policy::{

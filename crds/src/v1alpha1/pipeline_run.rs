@@ -33,6 +33,8 @@ use super::cel;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Queued", type_ = "integer", json_path = ".status.counts.queued", priority = 1),
     printcolumn(name = "Running", type_ = "integer", json_path = ".status.counts.running", priority = 1),
+    printcolumn(name = "Rate", type_ = "string", json_path = ".status.rate", priority = 1),
+    printcolumn(name = "ETA", type_ = "string", json_path = ".status.estimatedCompletionTime", priority = 1),
     printcolumn(name = "Job", type_ = "string", json_path = ".status.jobName", priority = 1),
     printcolumn(name = "Duration", type_ = "string", json_path = ".status.duration", priority = 1)
 )]
@@ -335,6 +337,24 @@ pub struct PipelineRunStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration: Option<String>,
 
+    /// Files settled per second during the last minute, for example `0.72` or `148`. Like `workers` and
+    /// `estimatedCompletionTime`, it is written together with `counts`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<String>,
+
+    /// When the run will end if the rate stays the same. Absent while the bucket is still being listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimated_completion_time: Option<Time>,
+
+    /// How many pods work on the run, or are about to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<i64>,
+
+    /// The files that failed permanently, in groups of alike failures, largest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub failures: Vec<FailureGroup>,
+
     /// The files that most recently failed permanently; the dead-letter queue lists all failed files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
@@ -372,7 +392,7 @@ fn described_by_its_field(schema: &mut schemars::Schema) {
     schema.remove("description");
 }
 
-/// `totalFiles = queued + running + succeeded + failed`, always.
+/// `totalFiles = queued + running + succeeded + failed`, always. `retried` counts attempts, not files.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Counts {
@@ -386,6 +406,27 @@ pub struct Counts {
     pub succeeded: i64,
     /// Dead-lettered.
     pub failed: i64,
+    /// Attempts that failed and were repeated.
+    #[serde(default)]
+    pub retried: i64,
+}
+
+/// Files that failed permanently in the same way.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct FailureGroup {
+    /// Why they failed. An ellipsis stands for what differs from file to file.
+    #[schemars(length(max = 256))]
+    pub reason: String,
+    /// Their number.
+    pub count: i64,
+    /// Key of the one that failed last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub example: Option<String>,
+    /// When it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_time: Option<Time>,
 }
 
 /// A file that failed permanently.

@@ -28,6 +28,10 @@ impl Pass<'_> {
     /// Ends the run, unless an unsettled file has turned up.
     pub async fn end_run(&mut self, prepared: &Prepared, end: End) -> Result<Next, Stop> {
         let start_time = self.known_start().or_else(|| self.report.start_time.clone());
+        let mut failures = self.report.failures.clone().unwrap_or_default();
+        if end.is_abort() {
+            failures.extend(status::never_processed(self.report.counts.unwrap_or_default(), end.as_ref()));
+        }
         let outcome = RunOutcome {
             succeeded: end == End::Completed,
             reason: end.as_ref().to_owned(),
@@ -35,6 +39,7 @@ impl Pass<'_> {
             start_time,
             job_name: self.report.job_name.clone(),
             recent_failures: self.report.recent_failures.clone().unwrap_or_default(),
+            failures,
             skipped_files: self.report.skipped,
             partly_listed: false,
         };
@@ -139,6 +144,7 @@ fn read_outcome(run: &PipelineRun, finished: &Finished) -> RunOutcome {
             completion_time: Time(Timestamp::now()),
             job_name: None,
             recent_failures: Vec::new(),
+            failures: Vec::new(),
             skipped_files: 0,
             partly_listed: false,
         }

@@ -9,6 +9,7 @@ mod decide;
 mod decision_log;
 mod dependency;
 mod ending;
+mod failure_groups;
 mod hand_out;
 mod job;
 mod limits;

@@ -14,7 +14,7 @@ use queue::{Owner, RunQueue, Stats};
 use super::RESYNC;
 use super::build::snapshot::Snapshot;
 use super::limits::Limits;
-use super::memory::{Memory, RECENT_MAX};
+use super::memory::Memory;
 use super::setup::OpenedQueue;
 use super::status::{self, Report};
 use crate::context::Context;
@@ -24,6 +24,8 @@ use crate::world::{Uid, View};
 /// An API error that persists for this many passes is reported, not treated as transient: an admission
 /// webhook may be down, for example.
 const PERSISTENT: u32 = 4;
+/// How many dead letters to read per request: a reply stays below a megabyte or two.
+const DEAD_LETTERS_PAGE: usize = 1_000;
 
 /// When the next pass is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,13 +171,24 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Reports the newest files that failed permanently, for the status: the dead letters are read again
-    /// whenever more files have failed.
+    /// Reports the files that failed permanently, for the status: the newest, and all of them in groups. The
+    /// dead letters that were written since are read whenever more files have failed; a new operator reads all.
     pub async fn report_failures(&mut self, queue: &RunQueue, failed: u64) -> Result<(), Stop> {
         if self.memory.failures.are_outdated(failed) {
-            self.memory.failures.read(queue.newest_dead_letters(RECENT_MAX).await?, failed);
+            let mut after = self.memory.failures.last_read(failed);
+            loop {
+                let letters = queue.dead_letters(after.as_ref(), DEAD_LETTERS_PAGE).await?;
+                let is_last = letters.len() < DEAD_LETTERS_PAGE;
+                after = letters.last().map(|letter| letter.entry.clone()).or(after);
+                self.memory.failures.read(letters);
+                if is_last {
+                    break;
+                }
+            }
+            self.memory.failures.all_read(failed);
         }
         self.report.recent_failures = self.memory.failures.newest();
+        self.report.failures = self.memory.failures.groups();
         Ok(())
     }
 

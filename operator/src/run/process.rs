@@ -34,6 +34,9 @@ impl Pass<'_> {
             return Ok(self.list_again());
         }
         self.report_failures(&prepared.queue, stats.failed).await?;
+        self.memory.pace.note(self.now, stats.succeeded + stats.failed);
+        self.report.rate = self.memory.pace.per_second();
+        self.report.workers = Some(self.view.pods.iter().filter(|pod| pod.is_alive()).count());
         self.verify_creations().await?;
 
         let suspended = self.run.spec.suspend || self.view.job.as_deref().is_some_and(is_suspended);

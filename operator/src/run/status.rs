@@ -1,7 +1,8 @@
 //! Builds the status of a run from the findings of a pass. Pure: the caller supplies the time.
 
-use crds::v1alpha1::{Counts, FailedFile, Phase, PipelineRun, PipelineRunStatus};
+use crds::v1alpha1::{Counts, FailedFile, FailureGroup, Phase, PipelineRun, PipelineRunStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use queue::{FinalCounts, Stats};
 use serde::{Deserialize, Serialize};
 use strum::VariantArray;
@@ -30,6 +31,12 @@ pub struct Report {
     pub obstacle: Option<Obstacle>,
     /// The newest files that failed permanently.
     pub recent_failures: Option<Vec<FailedFile>>,
+    /// All files that failed permanently, in groups.
+    pub failures: Option<Vec<FailureGroup>>,
+    /// Files settled per second, if known.
+    pub rate: Option<f64>,
+    /// The pods that work.
+    pub workers: Option<usize>,
     /// How the run ended.
     pub outcome: Option<RunOutcome>,
 }
@@ -53,6 +60,9 @@ pub struct RunOutcome {
     /// The newest files that failed permanently.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent_failures: Vec<FailedFile>,
+    /// All files that failed permanently, in groups.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<FailureGroup>,
     /// Files of the bucket that were skipped, because no run can process them.
     #[serde(default, skip_serializing_if = "is_none")]
     pub skipped_files: u64,
@@ -64,6 +74,8 @@ pub struct RunOutcome {
 /// The longest message of a condition, in bytes. The API server allows 32 KiB, but a longer message helps no
 /// reader.
 const MESSAGE_BYTES_MAX: usize = 1_024;
+/// A later end is not estimated: a rate that is nearly zero is an outage, not a forecast.
+const ESTIMATE_SECONDS_MAX: f64 = 365.0 * 24.0 * 3_600.0;
 
 /// Builds the new status.
 pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatus {
@@ -83,7 +95,16 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         .or_else(|| report.start_time.clone());
     let completion_time = outcome.map(|outcome| outcome.completion_time.clone());
     let duration = start_time.as_ref().zip(completion_time.as_ref()).map(|(start, end)| between(start, end));
-    let failures = outcome.map(|outcome| &outcome.recent_failures).or(report.recent_failures.as_ref());
+    let recent = outcome.map(|outcome| &outcome.recent_failures).or(report.recent_failures.as_ref());
+    let failures = outcome.map(|outcome| &outcome.failures).or(report.failures.as_ref());
+    let speed = match outcome {
+        Some(_) => Speed { workers: old.workers.map(|_| 0), ..Speed::default() },
+        // It changes all the time, and alone is no reason to write the status.
+        None if counts == old.counts && Some(phase) == old.phase => {
+            Speed { rate: old.rate, completion: old.estimated_completion_time, workers: old.workers }
+        }
+        None => Speed::of(report, counts.unwrap_or_default(), listed.is_some(), now),
+    };
     PipelineRunStatus {
         observed_generation: run.metadata.generation,
         run_id: report.run_id.clone().or(old.run_id),
@@ -99,9 +120,45 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
         start_time,
         completion_time,
         duration,
-        recent_failures: failures.cloned().unwrap_or(old.recent_failures),
+        rate: speed.rate,
+        estimated_completion_time: speed.completion,
+        workers: speed.workers,
+        failures: failures.cloned().unwrap_or(old.failures),
+        recent_failures: recent.cloned().unwrap_or(old.recent_failures),
         conditions: conditions(run, report, phase, listed, counts.unwrap_or_default(), now),
     }
+}
+
+/// How fast a run is, and what works on it.
+#[derive(Default)]
+struct Speed {
+    rate: Option<String>,
+    completion: Option<Time>,
+    workers: Option<i64>,
+}
+
+impl Speed {
+    fn of(report: &Report, counts: Counts, is_listing: bool, now: &Time) -> Self {
+        let left = counts.queued + counts.running;
+        // Without a whole number of files there is no end to estimate.
+        let seconds = report.rate.filter(|rate| *rate > 0.0 && left > 0 && !is_listing).map(|rate| left as f64 / rate);
+        let completion = seconds.filter(|seconds| *seconds < ESTIMATE_SECONDS_MAX).and_then(|seconds| {
+            // Whole seconds: an estimate is not better than that.
+            now.0.checked_add(SignedDuration::from_secs(seconds.ceil() as i64)).ok()
+        });
+        Self {
+            rate: report.rate.map(|rate| format!("{rate:.decimals$}", decimals = if rate < 10.0 { 2 } else { 0 })),
+            completion: completion.and_then(|time| Timestamp::from_second(time.as_second()).ok()).map(Time),
+            workers: report.workers.and_then(|workers| i64::try_from(workers).ok()),
+        }
+    }
+}
+
+/// The files that a run which ends early never processed, as a group of failures.
+pub fn never_processed(counts: Counts, end: &str) -> Option<FailureGroup> {
+    let count = counts.queued + counts.running;
+    let reason = format!("{end}: not processed, because the run ended before");
+    (count > 0).then_some(FailureGroup { reason, count, example: None, last_time: None })
 }
 
 /// The counts of a queue, as the status shows them.
@@ -113,6 +170,7 @@ pub fn counts(stats: &Stats) -> Counts {
         running: number(stats.running),
         succeeded: number(stats.succeeded),
         failed: number(stats.failed),
+        retried: number(stats.retried),
     }
 }
 
@@ -125,6 +183,7 @@ pub fn final_counts(counts: &FinalCounts) -> Counts {
         running: 0,
         succeeded: number(counts.succeeded),
         failed: number(counts.failed),
+        retried: number(counts.retried),
     }
 }
 
@@ -338,7 +397,7 @@ mod tests {
     #[test]
     fn what_a_pass_did_not_find_out_stays_as_it_was() {
         let mut run = run();
-        let counts = Counts { total_files: 9, queued: 4, running: 1, succeeded: 3, failed: 1 };
+        let counts = Counts { total_files: 9, queued: 4, running: 1, succeeded: 3, failed: 1, retried: 0 };
         let report = Report { phase: Some(Phase::Running), counts: Some(counts), ..Report::default() };
         run.status = Some(build(&run, &report, &at(0)));
         let down =
@@ -366,7 +425,7 @@ mod tests {
     #[test]
     fn progress_says_while_more_files_are_being_listed() {
         let mut run = run();
-        let counts = Counts { total_files: 9, queued: 4, running: 1, succeeded: 3, failed: 1 };
+        let counts = Counts { total_files: 9, queued: 4, running: 1, succeeded: 3, failed: 1, retried: 0 };
         let running = Report { phase: Some(Phase::Running), counts: Some(counts), ..Report::default() };
         let listing = Report { listed: Some(9), ..running.clone() };
         run.status = Some(build(&run, &listing, &at(0)));
@@ -378,6 +437,49 @@ mod tests {
             "while Valkey does not answer, the last word stays"
         );
         assert_eq!(build(&run, &running, &at(2)).progress.as_deref(), Some("4/9"));
+    }
+
+    #[test]
+    fn rate_and_estimate_change_only_with_the_counts() {
+        let mut run = run();
+        let counts = |succeeded| Counts {
+            total_files: 100,
+            queued: 80 - succeeded,
+            running: 20,
+            succeeded,
+            ..Counts::default()
+        };
+        let report = |succeeded, rate| Report {
+            phase: Some(Phase::Running),
+            counts: Some(counts(succeeded)),
+            rate,
+            workers: Some(4),
+            ..Report::default()
+        };
+        run.status = Some(build(&run, &report(20, Some(2.5)), &at(0)));
+        let shown = |run: &PipelineRun| {
+            let status = run.status.clone().unwrap();
+            (status.rate, status.estimated_completion_time, status.workers)
+        };
+        assert_eq!(shown(&run), (Some("2.50".to_owned()), Some(at(32)), Some(4)));
+        let same = build(&run, &Report { workers: Some(9), ..report(20, Some(7.0)) }, &at(5));
+        assert_eq!(Some(&same), run.status.as_ref(), "nothing to write");
+        run.status = Some(build(&run, &report(40, Some(160.0)), &at(5)));
+        assert_eq!(shown(&run), (Some("160".to_owned()), Some(at(6)), Some(4)));
+        for rate in [None, Some(0.0), Some(1e-9)] {
+            let slow = build(&run, &report(41, rate), &at(6));
+            assert_eq!(slow.estimated_completion_time, None, "{rate:?}");
+        }
+        let listing = Report { listed: Some(100), ..report(41, Some(2.5)) };
+        assert_eq!(build(&run, &listing, &at(6)).estimated_completion_time, None, "there may be more files");
+    }
+
+    #[test]
+    fn files_that_an_early_end_left_are_a_group_of_their_own() {
+        let counts = Counts { total_files: 9, queued: 4, running: 1, succeeded: 3, failed: 1, retried: 0 };
+        let group = never_processed(counts, "TimedOut").unwrap();
+        assert_eq!((group.count, group.reason.starts_with("TimedOut: ")), (5, true));
+        assert_eq!(never_processed(Counts { queued: 0, running: 0, ..counts }, "TimedOut"), None);
     }
 
     #[test]
@@ -393,7 +495,7 @@ mod tests {
 
     #[test]
     fn an_end_is_told_to_people_and_to_tools() {
-        let counts = Counts { total_files: 2, queued: 0, running: 0, succeeded: 1, failed: 1 };
+        let counts = Counts { total_files: 2, queued: 0, running: 0, succeeded: 1, failed: 1, retried: 0 };
         let outcome = |succeeded, reason: &str| RunOutcome {
             succeeded,
             reason: reason.to_owned(),
@@ -427,7 +529,7 @@ mod tests {
             skipped_files: 0,
             partly_listed: true,
         };
-        let counts = Counts { total_files: 5, queued: 0, running: 0, succeeded: 2, failed: 3 };
+        let counts = Counts { total_files: 5, queued: 0, running: 0, succeeded: 2, failed: 3, retried: 0 };
         let words = end_in_words(&outcome, counts);
         for part in ["user was removed", "who uses its password", "under another name", "2 of 5"] {
             assert!(words.contains(part), "no {part} in {words}");
@@ -446,7 +548,7 @@ mod tests {
             skipped_files: 0,
             partly_listed: false,
         };
-        let counts = Counts { total_files: 2_000, queued: 0, running: 0, succeeded: 0, failed: 2_000 };
+        let counts = Counts { total_files: 2_000, queued: 0, running: 0, succeeded: 0, failed: 2_000, retried: 0 };
         let words = end_in_words(&outcome, counts);
         for part in ["2000 files were listed", "--max-files", "prefix, include or exclude", "2000 failed"] {
             assert!(words.contains(part), "no {part} in {words}");
@@ -465,7 +567,7 @@ mod tests {
             skipped_files: 2,
             partly_listed: false,
         };
-        let counts = Counts { total_files: 1, queued: 0, running: 0, succeeded: 1, failed: 0 };
+        let counts = Counts { total_files: 1, queued: 0, running: 0, succeeded: 1, failed: 0, retried: 0 };
         let words = "1 of 1 files succeeded, 0 failed; skipped files, whose key or etag is too long: 2";
         assert_eq!(end_in_words(&outcome, counts), words);
         let stored = serde_json::to_value(&outcome).unwrap();

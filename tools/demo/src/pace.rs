@@ -57,7 +57,7 @@ mod tests {
         let mut pace = Pace::default();
         for &(second, queued, running, succeeded) in looks {
             let total_files = queued + running + succeeded;
-            let counts = Counts { total_files, queued, running, succeeded, failed: 0 };
+            let counts = Counts { total_files, queued, running, succeeded, ..Counts::default() };
             pace.look(Duration::from_secs(second), &counts);
         }
         pace.files_per_second()

@@ -57,7 +57,7 @@ impl View {
 
 /// The line, at most `width` characters long: the least important parts are dropped first.
 pub fn render(view: &View, width: usize) -> String {
-    let Counts { total_files, queued, running, succeeded, failed } = view.counts;
+    let Counts { total_files, queued, running, succeeded, failed, .. } = view.counts;
     if total_files == 0 {
         let found = if view.listed > 0 { format!(", {} files found", view.listed) } else { String::new() };
         return clip(&format!("{}{found}  {}", view.phase, clock(view.elapsed)), width);
@@ -107,7 +107,7 @@ mod tests {
         let total_files = queued + running + succeeded + failed;
         View {
             phase: Phase::Running,
-            counts: Counts { total_files, queued, running, succeeded, failed },
+            counts: Counts { total_files, queued, running, succeeded, failed, ..Counts::default() },
             elapsed: Duration::from_secs(14),
             files_per_second: Some(2.0),
             ..View::default()

@@ -7,6 +7,7 @@ mod creation;
 mod decisions;
 mod failures;
 mod listing;
+mod pace;
 mod pods;
 
 use std::sync::Arc;
@@ -29,8 +30,9 @@ pub use backoff::Backoff;
 pub use canaries::Canaries;
 pub use creation::Creation;
 pub use decisions::Decisions;
-pub use failures::{Failures, RECENT_MAX};
+pub use failures::Failures;
 pub use listing::ListingProgress;
+pub use pace::Pace;
 pub use pods::PodsMemory;
 
 /// The operator's memory of one run.
@@ -57,6 +59,8 @@ pub struct Memory {
     pub warm: WarmMemory,
     /// Files that failed permanently.
     pub failures: Failures,
+    /// How fast files are settled.
+    pub pace: Pace,
     /// Decisions about files that were logged.
     pub decisions: Decisions,
     /// The breakers of the run's dependencies.
