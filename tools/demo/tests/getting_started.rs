@@ -290,25 +290,28 @@ fn busybox(paths: &Paths) -> PathBuf {
     archive
 }
 
-/// What the last table of docs/getting-started.md says about two of its three mistakes: name, edit of the
-/// Pipeline, message.
-const MISTAKES: [(&str, &str, &str); 2] = [
-    ("no-path-style", "/usePathStyle/d", "failed to perform DNS lookup"),
-    ("no-scheme", "s|http://||", "TLS handshake failed"),
+/// The mistakes in the last table of docs/getting-started.md: name, edit of the Pipeline, reason, message.
+const MISTAKES: [(&str, &str, &str, &str); 3] = [
+    ("no-path-style", "/usePathStyle/d", "ListingFailed", "failed to perform DNS lookup"),
+    ("no-scheme", "s|http://||", "ListingFailed", "TLS handshake failed"),
+    ("no-user", "/^  pod:/,$d", "ContainerStartFailed", "run as root"),
 ];
 
 /// Makes all mistakes, and then reads what their runs say, because a listing takes its time to fail.
 fn make_the_first_mistakes(shell: &mut Shell) {
-    for (name, mistake, _) in MISTAKES {
+    for (name, mistake, ..) in MISTAKES {
         let rename = format!("s/name: checksums/name: {name}/");
         shell.must(&format!("sed '{mistake}; {rename}' pipeline.yaml | kubectl apply -f -"));
         shell.must(&format!("sed '{rename}; s/name: first/name: {name}/' run.yaml | kubectl apply -f -"));
     }
-    for (name, _, message) in MISTAKES {
+    for (name, _, reason, message) in MISTAKES {
         shell.must(&format!("kubectl -n team-a wait plr/{name} --for=condition=Degraded --timeout=150s"));
         let get = "get -o jsonpath='{.status.conditions[?(@.type==\"Degraded\")]}'";
         let said = shell.must(&format!("kubectl -n team-a {get} plr/{name}"));
-        assert!(said.contains("ListingFailed") && said.contains(message), "{message:?} is not in {said}");
+        assert!(
+            said.contains(reason) && said.contains(message),
+            "{reason} and {message:?} are not in {said}"
+        );
     }
 }
 

@@ -11,6 +11,7 @@ use std::{
 };
 
 use page::{Block, blocks};
+use serde_json::Value;
 use testbed::{Found, Paths, Whose, checkout};
 
 /// The pages, in the order in which they are followed.
@@ -35,6 +36,9 @@ use Here::{Fails, FailsAsShown, Not, Prints, Watches};
 const COMMANDS: &[(&str, Here)] = &[
     ("make demo", Prints("times as fast as a pod per file")),
     ("make test", Not("this is a part of it")),
+    ("R=", Not("the test of what is pushed does")),
+    ("for i in operator webhook claimer", Not("the test of what is pushed does")),
+    ("sed -i", Not("the test of what is pushed does")),
     ("kubectl create namespace openfilter-system", Not("the demo has made it")),
     ("kubectl create secret generic openfilter-valkey", Not("the demo has made it")),
     (
@@ -44,6 +48,7 @@ const COMMANDS: &[(&str, Here)] = &[
     ("kubectl apply -f first.yaml", Not("getting_started.rs does")),
     ("kubectl wait plr/first", Not("getting_started.rs does")),
     ("kubectl get plr first", Not("getting_started.rs does")),
+    ("kubectl apply --server-side --field-manager openfilter", Not("tests/gitops does, with an Argo CD")),
     ("kubectl apply --server-side -k kustomize/gitops/argocd/dev", Not("tests/gitops does, with an Argo CD")),
     ("kubectl apply --server-side -k kustomize/gitops/flux/dev", Not("tests/gitops does, with a Flux")),
     ("kubectl apply -f examples/demo/bad-run.yaml", FailsAsShown),
@@ -173,6 +178,40 @@ fn every_command_of_the_pages_has_a_row_here() {
         assert!(command.starts_with(begin), "a page has {command:?}, this test {begin:?}");
     }
     assert_eq!(commands.len(), COMMANDS.len(), "the pages and this test do not have the same commands");
+}
+
+/// README's Install without a registry: its own `docker` only notes what it is asked to do.
+#[test]
+fn what_the_install_commands_push_is_what_they_install() {
+    const MANIFEST: &str = "examples/install/kustomization.yaml";
+    let (root, folder) = (Paths::find().unwrap().root, tempfile::tempdir().unwrap());
+    let copy = folder.path().join(MANIFEST);
+    fs::create_dir_all(copy.parent().unwrap()).unwrap();
+    fs::copy(root.join(MANIFEST), &copy).unwrap();
+    let readme = blocks(&fs::read_to_string(root.join("README.md")).unwrap());
+    let install = readme.into_iter().find(|block| block.text.contains("docker build")).unwrap();
+    let commands = install.commands.into_iter().map(|command| command.line);
+    let mut script = vec!["set -eu; docker() { echo \"$*\" >>asked; }".to_owned()];
+    script.extend(commands.take_while(|command| !command.starts_with("kubectl")));
+    let status = Command::new("bash").args(["-c", &script.join("\n")]).current_dir(folder.path()).status();
+    assert!(status.unwrap().success());
+
+    let asked = fs::read_to_string(folder.path().join("asked")).unwrap();
+    let pushed: Vec<String> =
+        asked.lines().filter_map(|line| line.strip_prefix("push ")).map(str::to_owned).collect();
+    let manifest: Value = serde_saphyr::from_str(&fs::read_to_string(copy).unwrap()).unwrap();
+    let images = manifest["images"].as_array().unwrap();
+    let built = images.iter().filter(|image| image["name"] != "openfilter/valkey");
+    let text = |image: &Value, field: &str| image[field].as_str().unwrap().to_owned();
+    let installed: Vec<String> =
+        built.map(|image| format!("{}:{}", text(image, "newName"), text(image, "newTag"))).collect();
+    assert_eq!(pushed, installed);
+    let dockerfile = fs::read_to_string(root.join("Dockerfile")).unwrap();
+    for image in &pushed {
+        let target = image.rsplit(['/', ':']).nth(1).unwrap();
+        assert!(asked.contains(&format!("build --target {target} -t {image} .\n")), "{asked}");
+        assert!(dockerfile.contains(&format!(" AS {target}\n")), "{target}");
+    }
 }
 
 #[test]

@@ -84,8 +84,8 @@ fn rules() -> String {
          The webhook and `openfilter validate` end each mistake with the id of the rule that it breaks, in brackets. The ids are stable.\n\
          Webhook, operator and command line apply the same rules, so they cannot disagree.\n\n\
          Three kinds of rejections have no id of this table: what a policy refuses ends with `[policy <name>/<rule>]`; unknown and duplicate\n\
-         fields, and under server-side apply also wrong types, are refused by the API server before it asks the webhook; and a look-up that\n\
-         failed asks you to try again.\n\n\
+         fields, and under server-side apply also wrong types and entries of one name, are refused by the API server before it asks the\n\
+         webhook; and a look-up that failed asks you to try again.\n\n\
          | rule | what holds |\n|---|---|\n",
     );
     for rule in Rule::iter() {

@@ -1,5 +1,5 @@
--- Healthy: the run has succeeded. Degraded: it has failed, or only a person can help. Suspended: somebody paused it.
--- Everything else is Progressing, also what holds a run up but goes away by itself; the message says what it is.
+-- Healthy: the run has succeeded. Degraded: it has failed, or needs a person. Suspended: it is paused.
+-- Everything else is Progressing, including obstacles that clear by themselves; the message names them.
 local health = { status = "Progressing", message = "waiting for the operator" }
 if obj.status == nil or obj.status.conditions == nil then
   return health
