@@ -164,7 +164,7 @@ mod tests {
     /// A text or list that is somewhat too long is a mistake among others, and all of them are named.
     #[test]
     fn what_is_a_little_too_long_hides_no_other_mistake() {
-        let spec = json!({"source": {"bucket": {"name": "b", "region": "r"}, "include": vec!["["; 65]},
+        let spec = json!({"source": {"bucket": {"name": "bkt", "region": "r"}, "include": vec!["["; 65]},
             "filters": [{"name": "a".repeat(70), "image": "i i"}]});
         let violations = check(&pipeline(spec), &Context::default()).unwrap();
         let broken = |rule: Rule| violations.iter().filter(|found| found.rule == rule).count();

@@ -503,6 +503,7 @@ mod tests {
             completion_time: at(3_725),
             job_name: None,
             recent_failures: Vec::new(),
+            failures: Vec::new(),
             skipped_files: 0,
             partly_listed: false,
         };
@@ -526,6 +527,7 @@ mod tests {
             completion_time: at(9),
             job_name: None,
             recent_failures: Vec::new(),
+            failures: Vec::new(),
             skipped_files: 0,
             partly_listed: true,
         };
@@ -545,6 +547,7 @@ mod tests {
             completion_time: at(9),
             job_name: None,
             recent_failures: Vec::new(),
+            failures: Vec::new(),
             skipped_files: 0,
             partly_listed: false,
         };
@@ -564,6 +567,7 @@ mod tests {
             completion_time: at(9),
             job_name: None,
             recent_failures: Vec::new(),
+            failures: Vec::new(),
             skipped_files: 2,
             partly_listed: false,
         };
@@ -587,6 +591,7 @@ mod tests {
             completion_time: at(9),
             job_name: None,
             recent_failures: Vec::new(),
+            failures: Vec::new(),
             skipped_files: 0,
             partly_listed: false,
         };
