@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use crds::v1alpha1::{Phase, PipelineRun};
 use futures::future::join_all;
+use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::FaultyS3;
 use testbed::services::S3_IP_URL;
 
-use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, is_in_phase, phase, running};
+use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, is_in_phase, merge, phase, running};
 use crate::storms::{check_loss_was_told, of};
-use crate::warm::{Process, fetches, kill, lives, processes};
+use crate::warm::{Process, fetches, kill, lives, processes, requests};
 use victims::{Victims, charged};
 
 /// Files, and concurrent pods, of tests in which a node fails.
@@ -297,16 +298,21 @@ async fn neither_a_drained_nor_a_rebooted_node_charges_a_file() {
     }
 }
 
-/// A partition: nothing ends the workers of a node whose kubelet is unreachable. They continue with files
-/// that other pods hold by then, and report them.
+/// A partition: nothing ends the workers of a node whose kubelet is unreachable. They finish files that other
+/// pods hold by then, publish the results and report them.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
     let lab = Lab::alone_in_mode("partition", Mode::Warm).await;
-    lab.put_many("", 12, |_| "sleep 1".to_owned()).await;
+    let proxy = FaultyS3::start(S3_IP_URL).await.unwrap();
+    // So long that none ends before its pod is deleted.
+    lab.put_many("in/", 6, |_| "sleep 4".to_owned()).await;
     let victim = node_without_services(&lab).await;
-    prefer_node(&lab, &victim).await;
-    lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
+    let mut sink = lab.bucket_behind(&proxy);
+    sink["prefix"] = json!("results/");
+    prefer_node(&lab, &victim, json!({"sink": {"bucket": sink}})).await;
+    let source = json!({"prefix": "in/"});
+    lab.run("r", json!({"source": source, "execution": {"parallelism": 2, "maxAttempts": 1}})).await;
     let pods = lab.filters_work("r", 2).await;
     let workers = processes(&lab, "r", Process::Worker);
     let _cordoned = Cordoned::new(&lab, &victim);
@@ -321,8 +327,12 @@ async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
     assert!(workers.iter().all(|worker| lives(*worker)), "the workers of the lost pods still run");
     let run = lab.finished("r").await;
     paused.resume();
-    assert_eq!((counts(&run), phase(&run)), ((12, 12, 0), Some(Phase::Succeeded)));
+    assert_eq!((counts(&run), phase(&run)), ((6, 6, 0), Some(Phase::Succeeded)));
     assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
+    // Each lost pod had begun a file, which its worker and the pod that holds it now both finish.
+    let published = requests(&lab, &proxy, &Method::PUT, "results/");
+    let twice = published.values().filter(|times| **times >= 2).count();
+    assert!(published.len() == 6 && twice >= 1, "the lost workers did not go on: {published:?}");
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
     // The next test may need pods there.
@@ -360,11 +370,13 @@ async fn node_without_services(lab: &Lab) -> String {
     lab.other_node(&lab.node_of("backing", "valkey").await).await
 }
 
-/// A Pipeline whose pods prefer this node.
-async fn prefer_node(lab: &Lab, node: &str) {
+/// A Pipeline with these changes whose pods prefer this node.
+async fn prefer_node(lab: &Lab, node: &str, changes: Value) {
     let affinity = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference":
         {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}}]}});
-    lab.pipeline(json!({"pod": {"affinity": affinity}})).await;
+    let mut changes = changes;
+    merge(&mut changes, json!({"pod": {"affinity": affinity}}));
+    lab.pipeline(changes).await;
 }
 
 /// The node without the backing services; pods of Pipelines with a few long files prefer it.
@@ -373,7 +385,7 @@ async fn node_for_workers(labs: &[Lab]) -> String {
     for lab in labs {
         // Longer than the grace period of a pod, and than it takes until pods of both runs work.
         lab.put_many("", FILES, |_| "sleep 30".to_owned()).await;
-        prefer_node(lab, &node).await;
+        prefer_node(lab, &node, json!({})).await;
     }
     node
 }
