@@ -3,7 +3,7 @@
 
 mod victims;
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crds::v1alpha1::{Phase, PipelineRun};
 use futures::future::join_all;
@@ -166,13 +166,14 @@ async fn a_paused_api_server_delays_and_loses_nothing() {
     }
 }
 
-/// Operator, workers, shims, filters and Valkey are killed again and again, at any moment. Every attempt
+/// Operator, workers, shims, filters and Valkey are killed again and again, at random moments. Every attempt
 /// whose filter was killed, alone or with its shim, is charged, and no other one. The filters and shims of
-/// another run are spared: none of its files is charged.
+/// another run are spared: none of its files is charged. `STORM_SEED` repeats the choices of a storm.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn five_hundred_files_survive_fifty_kills() {
     let begin = Instant::now();
+    let mut chance = Chance::from_seed();
     let mut lab = Lab::alone_in_mode("storm", Mode::Warm).await;
     // The outcomes tell how often each file was charged.
     lab.restart_with("KEEP_RESULTS", "10000").await;
@@ -192,8 +193,10 @@ async fn five_hundred_files_survive_fifty_kills() {
     let mut is_valkey_up = true;
     while (kills < 100 || of_valkey < 3) && !is_over(&lab.get("any").await) {
         round += 1;
-        // A different moment and another victim each time, but the same ones in every run of the test.
-        tokio::time::sleep(Duration::from_millis(100 + round as u64 * 37 % 250)).await;
+        // The kinds of victims take turns, so that each is struck; the moment and the victim are left to
+        // chance.
+        tokio::time::sleep(Duration::from_millis(chance.below(350) + 50)).await;
+        let pick = chance.below(u64::MAX) as usize;
         // Some of the others die while Valkey is unavailable.
         match round % 40 {
             17 => {
@@ -214,16 +217,16 @@ async fn five_hundred_files_survive_fifty_kills() {
                 lab.start_operator();
                 true
             }
-            1 => victims.strike_worker(&lab, round, is_valkey_up).await,
+            1 => victims.strike_worker(&lab, pick, is_valkey_up).await,
             3 => {
                 let found = processes(&lab, "ours", Process::Worker);
-                let was_killed = found.get(round % found.len().max(1)).is_some_and(|pid| kill(*pid));
+                let was_killed = found.get(pick % found.len().max(1)).is_some_and(|pid| kill(*pid));
                 spared += u64::from(was_killed);
                 was_killed
             }
             // Only while Valkey shows which file the pod has begun.
-            5 if is_valkey_up => victims.strike_shim(&lab, round).await,
-            _ => victims.strike_filter(&lab, round),
+            5 if is_valkey_up => victims.strike_shim(&lab, pick).await,
+            _ => victims.strike_filter(&lab, pick),
         };
         kills += u64::from(was_killed);
         charging += u64::from(was_killed && !matches!(round % 10, 0 | 1 | 3));
@@ -241,16 +244,43 @@ async fn five_hundred_files_survive_fifty_kills() {
     let charged = charged(&lab, "any").await;
     assert_eq!(lab.tally("any", "retried").await as usize, charged.len());
     let undecided = victims.check_charged(&charged);
+    let (filters, shims) = (victims.certain(Process::Filter), victims.certain(Process::Shim));
+    // Otherwise the check above would have had little to check.
+    assert!(filters >= 10 && shims >= 2, "certain: {filters} filters and {shims} shims of {charging}");
     for run in [&any, &ours] {
         lab.check_left_nothing(run).await;
     }
     lab.witness.check_monotonic();
     println!(
-        "{kills} kills in {round} rounds, {of_valkey} of Valkey, {charging} of filters and shims: {} attempts charged, {undecided} \
-         lost their worker at the same time; {:.0?} of 8 minutes",
+        "{kills} kills in {round} rounds, {of_valkey} of Valkey, {charging} of filters and shims, {filters} and {shims} of them \
+         certain: {} attempts charged, {undecided} lost their worker at the same time; {:.0?} of 8 minutes",
         charged.len(),
         begin.elapsed()
     );
+}
+
+/// Random numbers that can be repeated.
+struct Chance(u64);
+
+impl Chance {
+    /// Begins with `STORM_SEED`, or with a seed of its own, and prints it: it is shown if the test fails.
+    fn from_seed() -> Self {
+        let given = std::env::var("STORM_SEED").ok();
+        let seed = given.map_or_else(
+            || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64,
+            |seed| seed.parse().expect("STORM_SEED is a number"),
+        );
+        println!("STORM_SEED={seed}");
+        Self(seed)
+    }
+
+    /// The next number (SplitMix64).
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
 }
 
 /// The pods of a dead node hold files; after `pendingTimeout` other pods get them.
