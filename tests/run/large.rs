@@ -1,21 +1,24 @@
 //! Buckets that exceed the queue's limit: the listing pauses, files are processed meanwhile, and the run
-//! ends. Also, a hundred Warm pods without an operator. The pods are played, so that thousands of them fit
-//! into a minute.
+//! ends. Also, limits that end a run without pods, and a hundred Warm pods without an operator. The pods are
+//! played, so that thousands of them fit into a minute.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crds::v1alpha1::PipelineRun;
+use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
 use k8s_openapi::api::batch::v1::Job;
 use kube::ResourceExt;
 use protocol::{FileState, State};
 use queue::{EntryId, Pending, RunQueue};
 use serde_json::{Value, json};
+use testbed::{Fault, FaultyS3, Rule};
 use tests::fake::{Fake, parameter};
 use tests::listing::{Folder, serve};
 use tests::valkey::{Flavor, Options, TestServer};
 
-use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, is_soak, message, running};
+use crate::harness::{
+    Lab, Mode, condition, counts, filter, is_degraded_by, is_soak, message, phase, running,
+};
 use crate::player::{Player, Playing};
 use crate::storms::of;
 
@@ -153,6 +156,55 @@ async fn a_run_that_is_stopped_while_listing_says_that_unlisted_files_are_not_co
     let asked = bucket.requests().len();
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(bucket.requests().len(), asked, "neither bucket is listed any longer");
+}
+
+/// No pod wakes a run that is being listed or is suspended, and yet it ends at its limits.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_ends_at_its_limits_while_it_is_listed_and_while_it_is_suspended() {
+    const MOST: usize = 50;
+    let bucket = serve(vec![Folder::new("f/", FILES), Folder::new("small/", 5)], PAGE).await;
+    let lab = stage("limits", &[("MAX_FILES", &MOST.to_string())], &bucket).await;
+    let proxy = FaultyS3::listen("127.0.0.1:0", &format!("http://{}", bucket.address)).await.unwrap();
+    proxy.inject(Rule::every(Fault::Stuck, "list-type=2"));
+    let pipeline = lab.api::<Pipeline>().get("p").await.unwrap();
+    let mut spec = serde_json::to_value(pipeline.spec).unwrap();
+    spec["source"]["bucket"]["endpoint"] = json!(proxy.url);
+    lab.create::<Pipeline>(json!({"metadata": {"name": "stuck"}, "spec": spec})).await;
+
+    let soon_over = json!({"timeout": "8s"});
+    let stuck = json!({"pipelineRef": {"name": "stuck"}, "source": {"prefix": "f/"}, "execution": soon_over});
+    lab.run("stuck", stuck).await;
+    lab.run("suspended", json!({"suspend": true, "source": {"prefix": "small/"}, "execution": soon_over}))
+        .await;
+    run(&lab, "many", "f/", json!({})).await;
+
+    let many = lab.finished("many").await;
+    assert_eq!(condition(&many, "Succeeded"), ("False".into(), "TooManyFiles".into()));
+    let listed = MOST.next_multiple_of(PAGE) as i64;
+    assert_eq!(counts(&many), (listed, 0, listed), "no page is listed after the one too many");
+    let words = message(&many, "Succeeded");
+    assert!(
+        words.contains(&format!("{listed} files were listed")) && words.contains("--max-files"),
+        "{words}"
+    );
+    let suspended = lab.finished("suspended").await;
+    assert_eq!(condition(&suspended, "Succeeded"), ("False".into(), "TimedOut".into()));
+    assert_eq!(counts(&suspended), (5, 0, 5));
+    let stuck = lab.finished("stuck").await;
+    assert_eq!(condition(&stuck, "Succeeded"), ("False".into(), "TimedOut".into()));
+    assert!(counts(&stuck) == (0, 0, 0) && says_that_files_were_not_listed(&stuck), "{stuck:?}");
+    let asked = bucket.requests().len();
+    proxy.heal();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(bucket.requests().len(), asked, "the bucket is listed no longer");
+    for (name, waits) in [("stuck", Phase::Listing), ("suspended", Phase::Suspended)] {
+        let waited = |run: &PipelineRun| run.name_any() == name && phase(run) == Some(waits);
+        assert!(lab.witness.was_ever(waited), "{name} was never {waits:?}");
+    }
+    for run in ["many", "suspended", "stuck"] {
+        assert_eq!(lab.witness.pods_ever(run), 0, "{run}");
+    }
 }
 
 /// A broken filter fails every file of a bucket of any size. `make soak` uses the sizes of production.
