@@ -1,17 +1,20 @@
 //! Buckets that exceed the queue's limit: the listing pauses, files are processed meanwhile, and the run
-//! ends. Also, limits that end a run without pods, and a hundred Warm pods without an operator. The pods are
-//! played, so that thousands of them fit into a minute.
+//! ends. Also, limits that end a run without pods, many runs of one namespace, and a hundred Warm pods without
+//! an operator. The pods are played, so that thousands of them fit into a minute.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crds::v1alpha1::{Phase, Pipeline, PipelineRun};
+use futures::StreamExt;
 use k8s_openapi::api::batch::v1::Job;
-use kube::ResourceExt;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
+use kube::{Api, ResourceExt};
 use protocol::{FileState, State};
 use queue::{EntryId, Pending, RunQueue};
 use serde_json::{Value, json};
-use testbed::{Fault, FaultyS3, Rule};
+use testbed::{Doing, Fault, FaultyS3, Namespace, Rule};
 use tests::fake::{Fake, parameter};
 use tests::listing::{Folder, serve};
 use tests::valkey::{Flavor, Options, TestServer};
@@ -204,6 +207,82 @@ async fn a_run_ends_at_its_limits_while_it_is_listed_and_while_it_is_suspended()
     }
     for run in ["many", "suspended", "stuck"] {
         assert_eq!(lab.witness.pods_ever(run), 0, "{run}");
+    }
+}
+
+/// Runs of one namespace, and their files.
+const BUSY_RUNS: usize = 60;
+const BUSY_FILES: usize = 3;
+
+/// Another namespace with the keys and the Pipeline of a laboratory, whose pods are played.
+struct Quiet {
+    namespace: Namespace,
+    _playing: Playing,
+}
+
+impl Quiet {
+    async fn beside(lab: &Lab) -> Self {
+        let namespace = lab.testbed.namespace("quiet").await.unwrap();
+        let (client, name) = (lab.testbed.client(), namespace.name.as_str());
+        let keys = lab.api::<Secret>().get("keys").await.unwrap();
+        let metadata = ObjectMeta { name: Some("keys".to_owned()), ..ObjectMeta::default() };
+        let keys = Secret { metadata, ..keys };
+        Api::namespaced(client.clone(), name).create(&PostParams::default(), &keys).await.unwrap();
+        let pipeline = Pipeline::new("p", lab.api::<Pipeline>().get("p").await.unwrap().spec);
+        Api::namespaced(client.clone(), name).create(&PostParams::default(), &pipeline).await.unwrap();
+        let playing = Player::start(Api::namespaced(client, name), lab.server(), Duration::ZERO, 0);
+        Self { namespace, _playing: playing }
+    }
+
+    fn runs(&self, lab: &Lab) -> Api<PipelineRun> {
+        Api::namespaced(lab.testbed.client(), &self.namespace.name)
+    }
+}
+
+fn has_succeeded(run: &PipelineRun) -> bool {
+    phase(run) == Some(Phase::Succeeded)
+}
+
+/// One pass and one listing at a time, and sixty runs that want them: in the order of their requests, the run
+/// that came last would end last.
+#[tokio::test]
+#[ignore = "needs the cluster"]
+async fn a_run_ends_before_half_of_the_sixty_that_another_namespace_created_before_it() {
+    let bucket = serve(vec![Folder::new("f/", BUSY_FILES)], PAGE).await;
+    let mut lab = stage("busy", &[("CONCURRENCY", "1"), ("MAX_LISTINGS", "1")], &bucket).await;
+    let quiet = Quiet::beside(&lab).await;
+    let both = format!("{},{}", lab.namespace.name, quiet.namespace.name);
+    lab.restart_with("NAMESPACES", &both).await;
+    lab.operator_works().await;
+    let _playing = play(&lab, 0);
+    let create = |number: usize| {
+        let lab = &lab;
+        async move { run(lab, &format!("r{number}"), "f/", json!({"parallelism": 1})).await }
+    };
+    futures::stream::iter(0..BUSY_RUNS).map(create).buffer_unordered(16).collect::<Vec<()>>().await;
+    let runs = quiet.runs(&lab);
+    let spec =
+        json!({"pipelineRef": {"name": "p"}, "source": {"prefix": "f/"}, "execution": {"parallelism": 1}});
+    let only = PipelineRun::new("only", serde_json::from_value(spec).unwrap());
+    runs.create(&PostParams::default(), &only).await.unwrap();
+    let ended = async || {
+        let found = runs.get("only").await.doing(|| "look at the run".to_owned())?;
+        Ok(has_succeeded(&found).then_some(()))
+    };
+    lab.eventually("the quiet run ends", ended).await;
+    let busy = lab.list::<PipelineRun>().await;
+    let ended = busy.iter().filter(|run| has_succeeded(run)).count();
+    println!("{ended} of {BUSY_RUNS} runs ended before the one that was created after them");
+    assert!(busy.len() == BUSY_RUNS && ended < BUSY_RUNS / 2, "{ended} of {} have ended", busy.len());
+
+    // Nothing would remove the finalizers later.
+    for runs in [lab.api::<PipelineRun>(), runs] {
+        runs.delete_collection(&DeleteParams::default(), &ListParams::default()).await.unwrap();
+        let gone = async || {
+            let left = runs.list_metadata(&ListParams::default().limit(1)).await;
+            Ok(left.doing(|| "list the runs".to_owned())?.items.is_empty().then_some(()))
+        };
+        lab.eventually("all runs are gone", gone).await;
     }
 }
 
