@@ -297,3 +297,22 @@ fn kubectl_explains_a_field_in_the_words_of_the_field() {
         "Phase of the run when this status was written."
     );
 }
+
+/// A choice is explained by its field: kubectl shows its values without their own descriptions.
+#[test]
+fn kubectl_explains_each_mode_and_protocol_and_the_limits_of_warm_pods() {
+    let spec = &schema(&pipeline())["properties"]["spec"]["properties"];
+    let filter = &spec["filters"]["items"]["properties"];
+    for choice in [&spec["mode"], &filter["protocol"]] {
+        let (words, values) = (choice["description"].as_str().unwrap(), choice["enum"].as_array().unwrap());
+        assert_eq!(values.len(), 2, "{values:?}");
+        for value in values {
+            let value = format!("`{}`", value.as_str().unwrap());
+            assert!(words.contains(&value), "no {value} in {words:?}");
+        }
+    }
+    for limit in ["maxFilesPerPod", "maxPodAge", "prefetchBytes"] {
+        let limit = &spec["warm"]["properties"][limit];
+        assert!(limit["description"].is_string() && !limit["default"].is_null(), "{limit}");
+    }
+}

@@ -29,7 +29,7 @@ const LIMIT: ReportsLimit = ReportsLimit { reports: 1_000, bytes: 1 << 20 };
 const POD: &str = r#""$0" install --shim "$SHIM" && {
     for name in $(echo "$OPENFILTER_FILTERS" | tr , ' '); do
         "$SHIM" --filter "$name" --socket "$OPENFILTER_LINKS/link/$name/socket" --workspace "$WORKSPACE/ws" \
-            --termination-log /dev/null -- sh -c "$FILTER" "$name" &
+            --termination-log /dev/null $SHIM_OPTIONS -- sh -c "$FILTER" "$name" &
     done
     exec "$0" serve
 }"#;
@@ -49,6 +49,7 @@ async fn pod(filter: &str) -> Bench {
     let links = bench.folder.path().join("links").display().to_string();
     bench.set("VALKEY_USERNAME", name).set("VALKEY_PASSWORD", password).set("OPENFILTER_LINKS", links);
     bench.set("OPENFILTER_FILTERS", "detect").set("SHIM", shim()).set("FILTER", filter);
+    bench.set("SHIM_OPTIONS", "");
     bench.env.remove("SINK_FROM");
     bench
 }
@@ -305,6 +306,51 @@ async fn a_file_that_is_being_published_is_told_from_the_one_that_the_filters_ha
     let ((ended, said), ()) = tokio::join!(serve(&bench, &SMALL[..2], None), both);
     ended.assert_ok();
     assert_eq!((counts(&bench).await, said.len()), ((0, 0, 2, 0), 0), "{said:?}");
+}
+
+/// A filter that stays running is still in the folder of its last results while these are published. Four of
+/// them are sent at a time; it replaces the fifth by a link.
+#[tokio::test]
+async fn a_result_that_becomes_a_link_while_others_are_published_is_not_followed() {
+    let swap_is_due = until(r#"[ -e "$SWAP" ]"#);
+    let filter = format!(
+        r#"while read -r file; do
+            case "$file" in
+                *'/a"'*) cd "$WORKSPACE/ws/out/detect" && for name in 1 2 3 4 5; do echo "$name" >"$name"; done ;;
+                *) {swap_is_due}; ln -sf "$OUTSIDE" 5; echo fine >"$WORKSPACE/ws/out/detect/1" ;;
+            esac
+            echo '::openfilter::{{"ok":true}}'
+        done"#
+    );
+    let mut bench = pod(&filter).await;
+    let [swap, outside] = ["swap", "outside"].map(|name| bench.folder.path().join(name));
+    fs::write(&outside, "secret").unwrap();
+    bench.set("SWAP", swap.display().to_string()).set("OUTSIDE", outside.display().to_string());
+    bench.set("SHIM_OPTIONS", "--lines").set("OPENFILTER_MAX_FILES", "2");
+    let proxy = FaultyS3::listen("127.0.0.1:0", &bench.s3.url).await.unwrap();
+    bench.set("SINK_FROM", "detect").set("SINK_S3_PREFIX", "out/").set("SINK_S3_ENDPOINT", &proxy.url);
+    proxy.inject(Rule::every(Fault::Stuck, "/out/").method(Method::PUT));
+    // Built before any wait begins.
+    program();
+    let puts = |key: &str| {
+        let wanted = format!("PUT /{BUCKET}/out/{key}");
+        proxy.seen().iter().filter(|request| request.starts_with(&wanted)).count()
+    };
+    let swapped = async {
+        tests::eventually("four results are being sent", || async { puts("a/") == 4 }).await;
+        fs::write(swap, "").unwrap();
+        tests::eventually("the next file is published", || async { puts("b/1") == 1 }).await;
+        proxy.heal();
+    };
+    let ((ended, said), ()) = tokio::join!(serve(&bench, &SMALL[..2], None), swapped);
+    ended.assert_ok();
+    let words: Vec<&str> = said.iter().map(|(_, words)| words.as_str()).collect();
+    let is_refused =
+        |words: &str| words.starts_with("publish PublishIncomplete") && words.contains("was replaced");
+    assert!(matches!(words[..], [only] if is_refused(only)), "{said:?}");
+    assert_eq!(counts(&bench).await, (1, 0, 1, 1), "{said:?}");
+    assert_eq!(puts("a/5"), 0, "what the link leads to is not sent");
+    assert_eq!(bench.s3.client.get(BUCKET, "out/b/1").await.unwrap(), "fine\n");
 }
 
 #[tokio::test]

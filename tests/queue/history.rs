@@ -35,6 +35,8 @@ const IMPOSSIBLE: Pod = PODS + 1;
 const BACKOFF: Duration = Duration::from_millis(2);
 /// Small, so that histories cross batches.
 const BATCH: usize = 2;
+/// More reports, and more bytes of them, than a history has claims.
+const REPORTS_MAX: ReportsLimit = ReportsLimit { reports: 100, bytes: 64 << 10 };
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -56,9 +58,18 @@ enum Step {
         state: model::State,
         by_another: bool,
     },
+    /// A worker writes more than all reports can be: too many of them, or too many bytes.
+    Flood {
+        too_many: bool,
+    },
     /// An operator takes the reports.
     Take {
         operator: usize,
+    },
+    /// An operator tells pods to end, again and again, also those that hold nothing.
+    Stop {
+        operator: usize,
+        pods: BTreeSet<Pod>,
     },
     /// A worker reads its inbox. If the reply is lost, it does not know that it holds a file.
     Claim {
@@ -142,7 +153,9 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (operator.clone(), any::<bool>()).prop_map(|(operator, reply_lost)| Step::Enqueue { operator, reply_lost }),
         6 => (operator.clone(), prop::collection::btree_set(pod.clone(), 1..4), 1..4usize).prop_map(|(operator, pods, most)| Step::HandOut { operator, pods, most }),
         6 => (claim.clone(), state(), prop::bool::weighted(0.1)).prop_map(|(claim, state, by_another)| Step::Report { claim, state, by_another }),
+        1 => any::<bool>().prop_map(|too_many| Step::Flood { too_many }),
         3 => operator.clone().prop_map(|operator| Step::Take { operator }),
+        2 => (operator.clone(), prop::collection::btree_set(pod.clone(), 1..3)).prop_map(|(operator, pods)| Step::Stop { operator, pods }),
         8 => (pod, any::<bool>()).prop_map(|(pod, reply_lost)| Step::Claim { pod, reply_lost }),
         8 => (operator.clone(), prop::collection::vec((claim, verdict(), prop::bool::weighted(0.1)), 1..4)).prop_map(|(operator, claims)| Step::Settle { operator, claims }),
         1 => (0..PODS).prop_map(|pod| Step::Ghost { pod }),
@@ -295,7 +308,13 @@ impl World {
                     self.report(claim.index(self.claims.len()), *state, *by_another).await;
                 }
             }
+            Step::Flood { too_many } => self.flood(*too_many).await,
             Step::Take { operator } => self.take_reports(*operator).await,
+            // The model knows nothing of it: it must change no count and no inbox.
+            Step::Stop { operator, pods } => {
+                let pods: Vec<String> = pods.iter().map(|pod| pod_name(*pod)).collect();
+                self.operators[*operator].queue.stop(&pods).await.unwrap();
+            }
             Step::Claim { pod, reply_lost } => self.claim(*pod, *reply_lost).await,
             Step::Settle { operator, claims } => {
                 let known = self.claims.len();
@@ -460,13 +479,14 @@ impl World {
         }
     }
 
-    /// The files in a pod's inbox, in order.
+    /// The files in a pod's inbox, in order; it may also hold messages to end.
     async fn in_inbox(&mut self, pod: Pod) -> Vec<(EntryId, FileNo)> {
         let inbox = self.operators[0].queue.keys().inbox(&pod_name(pod));
         let found: StreamRangeReply =
             redis::cmd("XRANGE").arg(inbox).arg("-").arg("+").query_async(&mut self.raw).await.unwrap();
         let file = |entry: &StreamId| number_of(&entry.get::<String>("file").unwrap());
-        found.ids.into_iter().map(|entry| (entry.id.clone().into(), file(&entry))).collect()
+        let files = found.ids.into_iter().filter(|entry| !entry.map.contains_key("stop"));
+        files.map(|entry| (entry.id.clone().into(), file(&entry))).collect()
     }
 
     async fn report(&mut self, claim: usize, state: model::State, by_another: bool) {
@@ -486,10 +506,27 @@ impl World {
         }
     }
 
+    async fn flood(&mut self, too_many: bool) {
+        // The user of a closed run is gone, and cannot write.
+        if self.model.closed {
+            return;
+        }
+        let number = if too_many { REPORTS_MAX.reports + 1 } else { 1 };
+        let text = if too_many { String::new() } else { "x".repeat(REPORTS_MAX.bytes as usize) };
+        let words: Vec<_> = (1..=number).map(|entry| (format!("{entry}-1").into(), text.clone())).collect();
+        self.reporter.report(&words).await.unwrap();
+        self.model.flood();
+    }
+
     async fn take_reports(&mut self, operator: usize) {
-        let limit = ReportsLimit { reports: 1_000, bytes: 1 << 20 };
-        let taken = self.operators[operator].queue.take(limit, &self.policy).await;
+        let taken = self.operators[operator].queue.take(REPORTS_MAX, &self.policy).await;
         let Some(taken) = self.unless_closed(taken) else { return };
+        let flooded = self.model.drop_flood();
+        assert_eq!(taken.is_flooded, flooded);
+        if flooded {
+            assert_eq!((taken.succeeded, taken.reports.len()), (0, 0), "none of it is read");
+            return;
+        }
         let files = self.model.take_reports(self.model_policy());
         assert_eq!(taken.succeeded, files.len() as u64);
         if !files.is_empty() {

@@ -1,13 +1,15 @@
 //! The limits that ship with Valkey, against a worker that abuses its own run's credentials: the server stays
 //! within the memory of its container, and other runs continue. SECURITY.md says what these limits cannot
-//! prevent.
+//! prevent. Also, a run of which every file fails: as many dead letters as a run may have fit.
 
-use queue::{ReportsLimit, Rights, RunQueue, Server, Verdict, WorkerUser};
-use tests::valkey::{Flavor, Options, TestServer};
+use queue::{
+    Closed, Ending, Failure, Page, ReportsLimit, Rights, RunQueue, Server, Settlement, Verdict, WorkerUser,
+};
+use tests::valkey::{Flavor, KEEP, Options, TestServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{AT_ONCE, claim, counts, open, queue_with, run_id, settlement};
+use super::{AT_ONCE, PLENTY, claim, counts, file, open, queue_with, run_id, settlement};
 
 /// The arguments of the StatefulSet.
 const SHIPPED: Options = Options {
@@ -88,11 +90,16 @@ impl Attacked {
     }
 
     async fn info(&self, name: &str) -> u64 {
-        let info = self.server.raw(redis::cmd("INFO").arg("everything")).await;
-        let info: String = redis::from_redis_value(info).unwrap();
-        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
-        line.parse().unwrap()
+        info(&self.server, name).await
     }
+}
+
+/// A number that the server says about itself.
+async fn info(server: &TestServer, name: &str) -> u64 {
+    let info = server.raw(redis::cmd("INFO").arg("everything")).await;
+    let info: String = redis::from_redis_value(info).unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
+    line.parse().unwrap()
 }
 
 /// A request in Valkey's protocol.
@@ -253,4 +260,58 @@ async fn reports_that_fill_the_server_are_dropped_and_no_run_loses_anything() {
         attacked.neighbour_goes_on("afterwards").await;
         attacked.survived().await;
     }
+}
+
+/// The default of `--max-dead-letters`.
+const DEAD_LETTERS: usize = 50_000;
+/// The bytes of their keys and reasons: a reason is cut to this length.
+const KEY_BYTES: usize = 200;
+const REASON_BYTES: usize = 512;
+/// Files of a page, and pods that hold them.
+const PAGE: usize = 1_000;
+const HOLDERS: usize = 10;
+
+/// Settles the files that these pods can get, each with a long reason.
+async fn fail_all(queue: &RunQueue, pods: &[String]) {
+    queue.fill(pods, PAGE / HOLDERS).await.unwrap();
+    let claims = queue.claims_of(pods).await.unwrap();
+    assert_eq!(claims.len(), PAGE);
+    let reason = Verdict::Rejected(Failure::new(&"r".repeat(REASON_BYTES), Some(1)));
+    let rejected = |claim: queue::Pending| Settlement {
+        entry: claim.entry,
+        consumer: claim.consumer,
+        verdict: reason.clone(),
+    };
+    queue.settle(&claims.into_iter().map(rejected).collect::<Vec<_>>(), &AT_ONCE).await.unwrap();
+}
+
+#[tokio::test]
+async fn as_many_dead_letters_as_a_run_may_have_leave_room_for_other_runs() {
+    let server = TestServer::start_with(Flavor::Valkey, SHIPPED).await;
+    let failing = open(&server.connect(), &run_id("failing")).await;
+    let pods: Vec<String> = (0..HOLDERS).map(|pod| format!("{pod:0>60}")).collect();
+    let cursor = |page: usize| if page == 0 { String::new() } else { page.to_string() };
+    let pages = DEAD_LETTERS / PAGE;
+    for page in 0..pages {
+        let files = (0..PAGE).map(|number| file(format!("{:0>KEY_BYTES$}", page * PAGE + number))).collect();
+        let next = (page + 1 < pages).then(|| cursor(page + 1));
+        failing.enqueue(&Page { after: cursor(page), next, files, skipped: 0 }, PLENTY).await.unwrap();
+        fail_all(&failing, &pods).await;
+    }
+    let all = DEAD_LETTERS as u64;
+    assert_eq!(counts(&failing).await, (all, 0, 0, 0, all));
+    let letters = failing.newest_dead_letters(1).await.unwrap();
+    assert_eq!((letters[0].file.len(), letters[0].reason.len()), (KEY_BYTES, REASON_BYTES));
+    let (used, limit) = (info(&server, "used_memory").await, info(&server, "maxmemory").await);
+    println!("{DEAD_LETTERS} dead letters: {} of {} MiB are used", used >> 20, limit >> 20);
+    // Above four fifths, every run would keep one page of files at a time.
+    assert!(used < limit / 5 * 4, "{used} of {limit} bytes are used");
+
+    let small = queue_with(&server, "small", &["a", "b"]).await;
+    for pod in ["one", "two"] {
+        let claimed = claim(&server, &small, pod).await;
+        small.settle(&[settlement(&claimed.entry, pod, Verdict::Succeeded)], &AT_ONCE).await.unwrap();
+    }
+    let closed = small.close(Ending::Finish, "", &KEEP).await.unwrap();
+    assert!(matches!(&closed, Closed::Closed(end) if end.counts.succeeded == 2), "{closed:?}");
 }

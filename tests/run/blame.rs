@@ -28,6 +28,7 @@ in_both_modes! {
     objects_that_alone_are_refused_or_fail_are_charged_in_the_end
     a_last_object_that_is_refused_is_charged_after_a_restart_of_the_operator
     a_pod_that_is_evicted_costs_its_file_nothing
+    neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run
 }
 
 /// `make soak` has default settings and an outage of five minutes.
@@ -113,10 +114,8 @@ async fn keys_that_are_refused_and_accepted_again_cost_no_file_an_attempt(mode: 
 }
 
 /// With one file left, no other transfer shows that the storage is down, but the canary does.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
-    let mut lab = Lab::new("last").await;
+async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run(mode: Mode) {
+    let mut lab = Lab::in_mode("last", mode).await;
     lab.restart_with("MAX_DISRUPTIONS", "1").await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
     let refuse = || Rule::every(Fault::Forbidden, &format!("/{}/", lab.bucket));
@@ -125,8 +124,9 @@ async fn neither_an_outage_nor_revoked_keys_charge_the_last_file_of_a_run() {
     lab.put("b", "copy").await;
     lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
-    // The keys are revoked while the first file is being processed, so that the second one is the last.
-    lab.pod_that("its claimer fetched the first file", |pod| claimer_message(pod).map(|_| ())).await;
+    // The keys are revoked while the first file is being processed, so that the second one is the last. In
+    // either mode it is fetched only once the first one is settled.
+    lab.filters_work("r", 1).await;
     proxy.inject(refuse());
     lab.until("r", "the keys are reported", is_refused).await;
     let url = proxy.url.clone();

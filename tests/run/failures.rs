@@ -5,18 +5,22 @@ use std::time::Duration;
 use crds::v1alpha1::{Phase, PipelineRun};
 use futures::TryStreamExt;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Secret};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, WatchParams};
 use serde_json::{Value, json};
 use testbed::Testbed;
 use testbed::images::reference;
 
-use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, message, names, phase};
+use crate::harness::{Lab, Mode, condition, counts, filter, is_degraded_by, message, names, phase, running};
 use crate::player::Player;
 
 in_both_modes! {
     a_filter_that_says_bad_input_is_not_asked_again_and_one_killed_for_memory_says_so
+    a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers
+    a_container_that_cannot_be_created_is_told_and_charged_to_a_claimed_file_only
+    pods_that_a_node_never_brings_up_are_replaced_and_the_node_is_named
+    pods_that_no_node_takes_are_told_and_go_when_fewer_are_allowed
     a_run_stops_when_its_time_is_over_or_too_many_files_failed
     a_quota_and_a_refusal_are_told_and_waited_for
 }
@@ -90,12 +94,10 @@ async fn a_filter_that_says_bad_input_is_not_asked_again_and_one_killed_for_memo
     assert!(of("big").pod.is_some());
 }
 
-/// An image that cannot be pulled. A filter's image fails its files after a while; the claimer's image is the
-/// run's problem and no file's.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
-    let mut lab = Lab::new("images").await;
+/// An image that cannot be pulled. A filter's image fails its files after a while, where pods claim a file
+/// before their filters start; the claimer's image is the run's problem and no file's.
+async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers(mode: Mode) {
+    let mut lab = Lab::in_mode("images", mode).await;
     lab.set("MAX_DISRUPTIONS", "1");
     lab.restart_with("START_TIMEOUT", "5s").await;
     lab.put("a", "copy").await;
@@ -110,9 +112,17 @@ async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
         "{}",
         message(&stuck, "Degraded")
     );
-    let run = lab.finished("filter").await;
-    assert_eq!(counts(&run), (1, 0, 1));
-    assert!(run.status.unwrap().recent_failures[0].reason.contains("nowhere"));
+    match mode {
+        Mode::PodPerFile => {
+            let run = lab.finished("filter").await;
+            assert_eq!(counts(&run), (1, 0, 1));
+            assert!(run.status.unwrap().recent_failures[0].reason.contains("nowhere"));
+        }
+        Mode::Warm => {
+            check_waits_without_a_claim(&lab, "filter", "ImagePullFailed").await;
+            lab.delete("filter").await;
+        }
+    }
 
     lab.restart_with("CLAIMER_IMAGE", "localhost/openfilter/noclaimer:1").await;
     lab.api::<crds::v1alpha1::Pipeline>().delete("p", &Default::default()).await.unwrap();
@@ -132,11 +142,24 @@ async fn a_wrong_image_is_told_at_once_and_blames_no_file_for_the_claimers() {
     assert_eq!(counts(&lab.finished("claimer").await), (1, 1, 0));
 }
 
-/// A container that cannot be created, here because a Secret is missing.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
-    let mut lab = Lab::new("created").await;
+/// Waits until pods of a run with one file were replaced again and again because they do not start, and
+/// checks that the run keeps waiting for this reason, and that its file is as it was.
+async fn check_waits_without_a_claim(lab: &Lab, run: &str, reason: &str) {
+    // From the third one on, the run slows down, and reports the reason even between two pods.
+    let replaced = async || Ok((lab.witness.pods_ever(run) >= 4).then_some(()));
+    lab.eventually("its pods are replaced", replaced).await;
+    let waiting = lab.until(run, "it is still blocked", |run| is_degraded_by(run, reason)).await;
+    assert_eq!((counts(&waiting), running(&waiting)), ((1, 0, 0), 0));
+    assert_eq!(phase(&waiting), Some(Phase::Running));
+    for charge in ["retried", "disrupted", "reclaimed"] {
+        assert_eq!(lab.tally(run, charge).await, 0, "{charge}: nothing was claimed");
+    }
+}
+
+/// A container that cannot be created, here because a Secret is missing. Where nothing is claimed before all
+/// containers run, no file is charged, and the run goes on once there is the Secret.
+async fn a_container_that_cannot_be_created_is_told_and_charged_to_a_claimed_file_only(mode: Mode) {
+    let mut lab = Lab::in_mode("created", mode).await;
     lab.set("MAX_DISRUPTIONS", "1");
     lab.restart_with("START_TIMEOUT", "5s").await;
     lab.put("a", "copy").await;
@@ -147,6 +170,13 @@ async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
     lab.run("r", json!({"execution": {"maxAttempts": 1}})).await;
     let stuck = lab.until("r", "it is told", |run| is_degraded_by(run, "ContainerStartFailed")).await;
     assert!(message(&stuck, "Degraded").contains("nowhere"), "{}", message(&stuck, "Degraded"));
+    if mode == Mode::Warm {
+        check_waits_without_a_claim(&lab, "r", "ContainerStartFailed").await;
+        lab.create::<Secret>(json!({"metadata": {"name": "nowhere"}, "stringData": {"k": "v"}})).await;
+        let run = lab.finished("r").await;
+        assert_eq!((counts(&run), condition(&run, "Degraded").0), ((1, 1, 0), "False".into()));
+        return;
+    }
     let run = lab.finished("r").await;
     assert_eq!(counts(&run), (1, 0, 1));
     let reason = &run.status.unwrap().recent_failures[0].reason;
@@ -155,10 +185,8 @@ async fn a_container_that_cannot_be_created_is_told_and_fails_its_file() {
 
 /// A node whose sandbox, network or volumes fail looks empty and attracts pods. Pods that it does not start
 /// are replaced, their files go back unchanged, and the node is named.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn pods_that_a_node_never_brings_up_are_replaced_and_the_node_is_named() {
-    let mut lab = Lab::new("sandbox").await;
+async fn pods_that_a_node_never_brings_up_are_replaced_and_the_node_is_named(mode: Mode) {
+    let mut lab = Lab::in_mode("sandbox", mode).await;
     lab.restart_with("START_TIMEOUT", "15s").await;
     lab.put_many("", 2, |_| "copy".to_owned()).await;
     // No node of the cluster takes the pods: this test plays scheduler and kubelet.
@@ -177,11 +205,13 @@ async fn pods_that_a_node_never_brings_up_are_replaced_and_the_node_is_named() {
     for pod in &broken {
         bind_to_broken_node(&lab, pod, &node).await;
     }
+    // Pods that stay up get files only once all of their containers run.
+    let files = if mode == Mode::Warm { 0 } else { 2 };
     let handed_out = async || {
         let stats = lab.queue("r").await.stats().await;
-        Ok(stats.is_ok_and(|stats| stats.running == 2).then_some(()))
+        Ok(stats.is_ok_and(|stats| stats.running == files).then_some(()))
     };
-    lab.eventually("both pods have a file", handed_out).await;
+    lab.eventually("each pod has the files that it may have", handed_out).await;
     let told = lab.until("r", "the node is named", |run| is_degraded_by(run, "NodeNotStarting")).await;
     let words = message(&told, "Degraded");
     assert!(words.contains(&format!("the node {node} ")), "{words}");
@@ -429,10 +459,8 @@ async fn a_quota_and_a_refusal_are_told_and_waited_for(mode: Mode) {
     assert!(message(&refused, "Degraded").contains("restricted"), "{}", message(&refused, "Degraded"));
 }
 
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn pods_that_no_node_takes_are_told_and_go_when_fewer_are_allowed() {
-    let lab = Lab::new("nowhere").await;
+async fn pods_that_no_node_takes_are_told_and_go_when_fewer_are_allowed(mode: Mode) {
+    let lab = Lab::in_mode("nowhere", mode).await;
     lab.put_many("", 4, |_| "copy".to_owned()).await;
     lab.pipeline(json!({"pod": {"nodeSelector": {"no-such": "node"}}})).await;
     lab.run("r", json!({})).await;

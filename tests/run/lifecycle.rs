@@ -22,6 +22,8 @@ in_both_modes! {
     sample_filters_answer_for_each_file
     any_key_is_a_file
     files_of_any_size_arrive_whole_and_so_do_their_results
+    a_prefix_that_names_a_secret_variable_is_a_prefix_and_shows_no_secret
+    people_are_told_what_happened_and_no_secret
 }
 
 /// Of a hundred files, five fail permanently and five fail once: the counts and the dead letters are exact,
@@ -101,10 +103,8 @@ async fn results_are_published_once_also_after_a_retry(mode: Mode) {
 }
 
 /// Kubernetes replaces such words with variables, including secret ones, and `$$` with `$`.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn a_prefix_that_names_a_secret_variable_is_a_prefix_and_shows_no_secret() {
-    let lab = Lab::new("dollars").await;
+async fn a_prefix_that_names_a_secret_variable_is_a_prefix_and_shows_no_secret(mode: Mode) {
+    let lab = Lab::in_mode("dollars", mode).await;
     let odd = "$(S3_SECRET_ACCESS_KEY)/$$/";
     for (key, content) in [("good", "copy"), ("bad", "exit 1")] {
         lab.put(&escape(&format!("in/{odd}{key}")), content).await;
@@ -453,16 +453,15 @@ async fn a_run_with_the_longest_name_works() {
 }
 
 /// What people see: few events, each informative, and none containing a secret.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn people_are_told_what_happened_and_no_secret() {
-    let mut lab = Lab::new("told").await;
+async fn people_are_told_what_happened_and_no_secret(mode: Mode) {
+    let mut lab = Lab::in_mode("told", mode).await;
     lab.set("KEEP_RESULTS", "1000");
     let log_before = lab.operator_log().len();
     lab.restart_with("LOG_FORMAT", "json").await;
     lab.put_many("", 14, |_| "exit 3".to_owned()).await;
     lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"maxAttempts": 1, "parallelism": 10}})).await;
+    let pods = if mode == Mode::Warm { 2 } else { 10 };
+    lab.run("r", json!({"execution": {"maxAttempts": 1, "parallelism": pods}})).await;
     let pod = lab.pod_that("it is there", |_| Some(())).await;
     let workers = lab.api::<Secret>().get("r-queue").await.unwrap();
     let run = lab.finished("r").await;

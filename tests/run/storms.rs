@@ -20,6 +20,7 @@ in_both_modes! {
     two_operators_at_once_count_every_file_once
     an_operator_that_is_killed_while_a_run_ends_has_it_ended_by_the_next
     a_pod_that_is_deleted_by_hand_leaves_its_file_to_another
+    storage_that_fails_costs_attempts_and_never_a_file
 }
 
 pub fn of(run: &PipelineRun, count: impl Fn(&crds::v1alpha1::Counts) -> i64) -> i64 {
@@ -303,10 +304,8 @@ async fn a_file_that_a_pod_is_handed_after_its_end_is_not_blamed_for_it() {
 
 /// The storage fails in every way it can: while listing, the run waits; while fetching, the file is tried
 /// again, and an object that fails alone and permanently is dead-lettered with the reason.
-#[tokio::test]
-#[ignore = "needs the cluster"]
-async fn storage_that_fails_costs_attempts_and_never_a_file() {
-    let mut lab = Lab::new("storage").await;
+async fn storage_that_fails_costs_attempts_and_never_a_file(mode: Mode) {
+    let mut lab = Lab::in_mode("storage", mode).await;
     lab.restart_with("MAX_DISRUPTIONS", "1").await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();
     for key in ["slow", "flaky", "cut", "gone", "secret", "fine"] {
@@ -319,7 +318,7 @@ async fn storage_that_fails_costs_attempts_and_never_a_file() {
     proxy.inject(Rule::every(Fault::Missing, "/gone").method(Method::GET));
     proxy.inject(Rule::every(Fault::Forbidden, "/secret").method(Method::GET));
     lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
-    lab.run("r", json!({"execution": {"maxAttempts": 2}})).await;
+    lab.run("r", json!({"execution": {"parallelism": 3, "maxAttempts": 2}})).await;
     let run = lab.finished("r").await;
     assert!(lab.witness.was_ever(|run| is_degraded_by(run, "CredentialsInvalid")), "the listing was refused");
     assert_eq!(counts(&run), (6, 4, 2));

@@ -71,15 +71,20 @@ async fn is_asked(lab: &Lab, proxy: &FaultyS3, request: &str) {
 
 /// How often each file below a prefix was fetched through a proxy.
 pub fn fetches(lab: &Lab, proxy: &FaultyS3, prefix: &str) -> BTreeMap<String, usize> {
-    let folder = format!("GET /{}/", lab.bucket);
-    let mut fetches = BTreeMap::<String, usize>::new();
+    requests(lab, proxy, &Method::GET, prefix)
+}
+
+/// How often a proxy was asked to do this with each object below a prefix.
+pub fn requests(lab: &Lab, proxy: &FaultyS3, method: &Method, prefix: &str) -> BTreeMap<String, usize> {
+    let folder = format!("{method} /{}/", lab.bucket);
+    let mut requests = BTreeMap::<String, usize>::new();
     for request in proxy.seen() {
         let key = request.strip_prefix(folder.as_str()).and_then(|rest| rest.split('?').next());
         if let Some(key) = key.filter(|key| !key.is_empty() && key.starts_with(prefix)) {
-            *fetches.entry(key.to_owned()).or_default() += 1;
+            *requests.entry(key.to_owned()).or_default() += 1;
         }
     }
-    fetches
+    requests
 }
 
 /// Starts three runs of one file each, and kills something of each while the filter works.

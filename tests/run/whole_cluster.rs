@@ -3,20 +3,21 @@
 
 mod victims;
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crds::v1alpha1::{Phase, PipelineRun};
 use futures::future::join_all;
+use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::DeleteParams;
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::FaultyS3;
 use testbed::services::S3_IP_URL;
 
-use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, is_in_phase, phase, running};
+use crate::harness::{Lab, Mode, condition, counts, is_degraded_by, is_in_phase, merge, phase, running};
 use crate::storms::{check_loss_was_told, of};
-use crate::warm::{Process, fetches, kill, lives, processes};
+use crate::warm::{Process, fetches, kill, lives, processes, requests};
 use victims::{Victims, charged};
 
 /// Files, and concurrent pods, of tests in which a node fails.
@@ -106,53 +107,73 @@ async fn the_s3_server_killed_in_the_middle_of_a_run_costs_no_file_an_attempt(mo
 /// back.
 #[tokio::test]
 #[ignore = "needs the cluster"]
-async fn a_run_can_be_deleted_while_valkey_is_away() {
-    let mut lab = Lab::alone("orphan").await;
-    lab.put_many("", 2, |_| "sleep 30".to_owned()).await;
-    lab.pipeline(json!({})).await;
-    lab.run("r", json!({})).await;
-    lab.until("r", "files are processed", |run| of(run, |counts| counts.running) > 0).await;
+async fn a_run_can_be_deleted_while_valkey_is_unavailable() {
+    let mut labs = Lab::alone_in_both_modes("orphan").await;
+    for lab in &labs {
+        lab.put_many("", 2, |_| "sleep 30".to_owned()).await;
+        lab.pipeline(json!({})).await;
+        lab.run("r", json!({})).await;
+    }
+    for lab in &labs {
+        lab.until("r", "files are processed", |run| running(run) > 0).await;
+    }
     // Long enough for the log to contain it.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    lab.services.kill_valkey().await.unwrap();
-    lab.delete("r").await;
+    labs[0].services.kill_valkey().await.unwrap();
+    join_all(labs.iter().map(|lab| lab.delete("r"))).await;
     // A new operator knows what is left to do, because it is recorded.
-    lab.kill_operators().await;
-    lab.services.restart_valkey().await.unwrap();
-    assert_ne!(lab.traces().await, Vec::<String>::new(), "Valkey was away");
-    lab.start_operator();
-    let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
-    lab.eventually("nothing is left in Valkey", clean).await;
+    for lab in &mut labs {
+        lab.kill_operators().await;
+    }
+    labs[0].services.restart_valkey().await.unwrap();
+    for lab in &mut labs {
+        assert_ne!(lab.traces().await, Vec::<String>::new(), "Valkey was unavailable");
+        lab.start_operator();
+    }
+    for lab in &labs {
+        let clean = async || Ok(lab.traces().await.is_empty().then_some(()));
+        lab.eventually("nothing is left in Valkey", clean).await;
+    }
 }
 
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn a_paused_api_server_delays_and_loses_nothing() {
-    let lab = Lab::alone("paused").await;
-    lab.put_many("", 12, |_| "sleep 1".to_owned()).await;
-    lab.pipeline(json!({})).await;
-    lab.run("r", json!({"execution": {"parallelism": 4}})).await;
-    lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
+    let labs = Lab::alone_in_both_modes("paused").await;
+    // Pods that stay up go on meanwhile.
+    let files = |lab: &Lab| if lab.is_warm() { 60 } else { 12 };
+    for lab in &labs {
+        lab.put_many("", files(lab), |_| "sleep 1".to_owned()).await;
+        lab.pipeline(json!({})).await;
+        lab.run("r", json!({"execution": {"parallelism": 4}})).await;
+    }
+    for lab in &labs {
+        lab.until("r", "some are done", |run| of(run, |counts| counts.succeeded) >= 3).await;
+    }
     for _ in 0..2 {
-        let paused = lab.testbed.pause_api_server().unwrap();
+        let paused = labs[0].testbed.pause_api_server().unwrap();
         // Shorter than the time after which silent nodes lose their pods.
         tokio::time::sleep(Duration::from_secs(5)).await;
         paused.resume();
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
-    let run = lab.finished("r").await;
-    assert_eq!(counts(&run), (12, 12, 0));
-    lab.check_left_nothing(&run).await;
-    lab.witness.check_monotonic();
+    for lab in &labs {
+        let run = lab.finished("r").await;
+        assert_eq!(counts(&run), (files(lab) as i64, files(lab) as i64, 0));
+        assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
+        lab.check_left_nothing(&run).await;
+        lab.witness.check_monotonic();
+    }
 }
 
-/// Operator, workers, shims, filters and Valkey are killed again and again, at any moment. Every attempt
+/// Operator, workers, shims, filters and Valkey are killed again and again, at random moments. Every attempt
 /// whose filter was killed, alone or with its shim, is charged, and no other one. The filters and shims of
-/// another run are spared: none of its files is charged.
+/// another run are spared: none of its files is charged. `STORM_SEED` repeats the choices of a storm.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn five_hundred_files_survive_fifty_kills() {
     let begin = Instant::now();
+    let mut chance = Chance::from_seed();
     let mut lab = Lab::alone_in_mode("storm", Mode::Warm).await;
     // The outcomes tell how often each file was charged.
     lab.restart_with("KEEP_RESULTS", "10000").await;
@@ -172,8 +193,10 @@ async fn five_hundred_files_survive_fifty_kills() {
     let mut is_valkey_up = true;
     while (kills < 100 || of_valkey < 3) && !is_over(&lab.get("any").await) {
         round += 1;
-        // A different moment and another victim each time, but the same ones in every run of the test.
-        tokio::time::sleep(Duration::from_millis(100 + round as u64 * 37 % 250)).await;
+        // The kinds of victims take turns, so that each is struck; the moment and the victim are left to
+        // chance.
+        tokio::time::sleep(Duration::from_millis(chance.below(350) + 50)).await;
+        let pick = chance.below(u64::MAX) as usize;
         // Some of the others die while Valkey is unavailable.
         match round % 40 {
             17 => {
@@ -194,16 +217,16 @@ async fn five_hundred_files_survive_fifty_kills() {
                 lab.start_operator();
                 true
             }
-            1 => victims.strike_worker(&lab, round, is_valkey_up).await,
+            1 => victims.strike_worker(&lab, pick, is_valkey_up).await,
             3 => {
                 let found = processes(&lab, "ours", Process::Worker);
-                let was_killed = found.get(round % found.len().max(1)).is_some_and(|pid| kill(*pid));
+                let was_killed = found.get(pick % found.len().max(1)).is_some_and(|pid| kill(*pid));
                 spared += u64::from(was_killed);
                 was_killed
             }
             // Only while Valkey shows which file the pod has begun.
-            5 if is_valkey_up => victims.strike_shim(&lab, round).await,
-            _ => victims.strike_filter(&lab, round),
+            5 if is_valkey_up => victims.strike_shim(&lab, pick).await,
+            _ => victims.strike_filter(&lab, pick),
         };
         kills += u64::from(was_killed);
         charging += u64::from(was_killed && !matches!(round % 10, 0 | 1 | 3));
@@ -221,16 +244,43 @@ async fn five_hundred_files_survive_fifty_kills() {
     let charged = charged(&lab, "any").await;
     assert_eq!(lab.tally("any", "retried").await as usize, charged.len());
     let undecided = victims.check_charged(&charged);
+    let (filters, shims) = (victims.certain(Process::Filter), victims.certain(Process::Shim));
+    // Otherwise the check above would have had little to check.
+    assert!(filters >= 10 && shims >= 2, "certain: {filters} filters and {shims} shims of {charging}");
     for run in [&any, &ours] {
         lab.check_left_nothing(run).await;
     }
     lab.witness.check_monotonic();
     println!(
-        "{kills} kills in {round} rounds, {of_valkey} of Valkey, {charging} of filters and shims: {} attempts charged, {undecided} \
-         lost their worker at the same time; {:.0?} of 8 minutes",
+        "{kills} kills in {round} rounds, {of_valkey} of Valkey, {charging} of filters and shims, {filters} and {shims} of them \
+         certain: {} attempts charged, {undecided} lost their worker at the same time; {:.0?} of 8 minutes",
         charged.len(),
         begin.elapsed()
     );
+}
+
+/// Random numbers that can be repeated.
+struct Chance(u64);
+
+impl Chance {
+    /// Begins with `STORM_SEED`, or with a seed of its own, and prints it: it is shown if the test fails.
+    fn from_seed() -> Self {
+        let given = std::env::var("STORM_SEED").ok();
+        let seed = given.map_or_else(
+            || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64,
+            |seed| seed.parse().expect("STORM_SEED is a number"),
+        );
+        println!("STORM_SEED={seed}");
+        Self(seed)
+    }
+
+    /// The next number (SplitMix64).
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
 }
 
 /// The pods of a dead node hold files; after `pendingTimeout` other pods get them.
@@ -278,16 +328,21 @@ async fn neither_a_drained_nor_a_rebooted_node_charges_a_file() {
     }
 }
 
-/// A partition: nothing ends the workers of a node whose kubelet is unreachable. They continue with files
-/// that other pods hold by then, and report them.
+/// A partition: nothing ends the workers of a node whose kubelet is unreachable. They finish files that other
+/// pods hold by then, publish the results and report them.
 #[tokio::test]
 #[ignore = "needs the cluster"]
 async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
     let lab = Lab::alone_in_mode("partition", Mode::Warm).await;
-    lab.put_many("", 12, |_| "sleep 1".to_owned()).await;
+    let proxy = FaultyS3::start(S3_IP_URL).await.unwrap();
+    // So long that none ends before its pod is deleted.
+    lab.put_many("in/", 6, |_| "sleep 4".to_owned()).await;
     let victim = node_without_services(&lab).await;
-    prefer_node(&lab, &victim).await;
-    lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
+    let mut sink = lab.bucket_behind(&proxy);
+    sink["prefix"] = json!("results/");
+    prefer_node(&lab, &victim, json!({"sink": {"bucket": sink}})).await;
+    let source = json!({"prefix": "in/"});
+    lab.run("r", json!({"source": source, "execution": {"parallelism": 2, "maxAttempts": 1}})).await;
     let pods = lab.filters_work("r", 2).await;
     let workers = processes(&lab, "r", Process::Worker);
     let _cordoned = Cordoned::new(&lab, &victim);
@@ -302,8 +357,12 @@ async fn workers_that_go_on_after_their_pods_are_gone_change_nothing() {
     assert!(workers.iter().all(|worker| lives(*worker)), "the workers of the lost pods still run");
     let run = lab.finished("r").await;
     paused.resume();
-    assert_eq!((counts(&run), phase(&run)), ((12, 12, 0), Some(Phase::Succeeded)));
+    assert_eq!((counts(&run), phase(&run)), ((6, 6, 0), Some(Phase::Succeeded)));
     assert_eq!(lab.tally("r", "retried").await, 0, "no file is at fault");
+    // Each lost pod had begun a file, which its worker and the pod that holds it now both finish.
+    let published = requests(&lab, &proxy, &Method::PUT, "results/");
+    let twice = published.values().filter(|times| **times >= 2).count();
+    assert!(published.len() == 6 && twice >= 1, "the lost workers did not go on: {published:?}");
     lab.check_left_nothing(&run).await;
     lab.witness.check_monotonic();
     // The next test may need pods there.
@@ -341,11 +400,13 @@ async fn node_without_services(lab: &Lab) -> String {
     lab.other_node(&lab.node_of("backing", "valkey").await).await
 }
 
-/// A Pipeline whose pods prefer this node.
-async fn prefer_node(lab: &Lab, node: &str) {
+/// A Pipeline with these changes whose pods prefer this node.
+async fn prefer_node(lab: &Lab, node: &str, changes: Value) {
     let affinity = json!({"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference":
         {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}}]}});
-    lab.pipeline(json!({"pod": {"affinity": affinity}})).await;
+    let mut changes = changes;
+    merge(&mut changes, json!({"pod": {"affinity": affinity}}));
+    lab.pipeline(changes).await;
 }
 
 /// The node without the backing services; pods of Pipelines with a few long files prefer it.
@@ -354,7 +415,7 @@ async fn node_for_workers(labs: &[Lab]) -> String {
     for lab in labs {
         // Longer than the grace period of a pod, and than it takes until pods of both runs work.
         lab.put_many("", FILES, |_| "sleep 30".to_owned()).await;
-        prefer_node(lab, &node).await;
+        prefer_node(lab, &node, json!({})).await;
     }
     node
 }

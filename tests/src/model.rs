@@ -110,6 +110,8 @@ pub struct ModelQueue {
     pub inboxes: BTreeMap<Pod, BTreeSet<EntryNo>>,
     /// What workers reported about entries, and which pod did.
     pub states: BTreeMap<EntryNo, (Pod, State)>,
+    /// Whether a worker wrote more beside them than all reports can be.
+    pub flooded: bool,
     /// Entries that were handed out but have no holder.
     pub adrift: BTreeSet<EntryNo>,
     /// Entries that wait for their back-off, by the number of their last entry.
@@ -252,6 +254,25 @@ impl ModelQueue {
         }
     }
 
+    /// A worker writes more than all reports can be.
+    pub fn flood(&mut self) {
+        self.flooded |= !self.closed;
+    }
+
+    /// Drops all reports if there is more than they can be; returns whether there was.
+    pub fn drop_flood(&mut self) -> bool {
+        let flooded = self.flooded;
+        if flooded {
+            self.forget_reports();
+        }
+        flooded
+    }
+
+    fn forget_reports(&mut self) {
+        self.states.clear();
+        self.flooded = false;
+    }
+
     /// Settles files that their holder reports as succeeded, and forgets reports of others. Returns the files
     /// that succeeded.
     pub fn take_reports(&mut self, policy: Policy) -> Vec<FileNo> {
@@ -374,7 +395,7 @@ impl ModelQueue {
     pub fn finish(&mut self) -> bool {
         if self.listed && self.work.is_empty() && self.retry.is_empty() {
             self.closed = true;
-            self.states.clear();
+            self.forget_reports();
         }
         self.closed
     }
@@ -385,7 +406,7 @@ impl ModelQueue {
             return true;
         }
         if !self.closing {
-            self.states.clear();
+            self.forget_reports();
         }
         self.closing = true;
         self.inboxes.clear();
@@ -407,7 +428,7 @@ impl ModelQueue {
         self.dlq.extend(moved);
         self.closed = self.work.is_empty() && self.retry.is_empty();
         if self.closed {
-            self.states.clear();
+            self.forget_reports();
         }
         self.closed
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::names::CONTAINERS_ANNOTATION;
+use protocol::container::INSTALL;
 use serde_json::{Value, json};
 
 fn read(status: Value) -> WorkerPod {
@@ -434,4 +435,106 @@ fn only_what_a_pass_acts_on_is_news() {
     assert!(first.is_news(None) && first != second && !second.is_news(Some(&first)));
     let claiming = with_condition("PodReadyToStartContainers", "True", json!([container(CLAIMER, runs())]));
     assert!(WorkerPod::read(&claiming, Some(&second), now).is_news(Some(&second)));
+}
+
+/// A pod of the operator that processes many files, with a filter, to which a mesh has added a container.
+fn warm(phase: &str, init: &[Value], main: &[Value]) -> Pod {
+    let annotations = json!({ CONTAINERS_ANNOTATION: "install,worker,detect" });
+    let main_containers = [json!({"name": WORKER}), json!({"name": "detect"}), json!({"name": "proxy"})];
+    let spec = json!({"initContainers": [{"name": INSTALL}], "containers": main_containers});
+    let status = json!({"phase": phase, "initContainerStatuses": init, "containerStatuses": main});
+    let pod = json!({"metadata": {"name": "p", "annotations": annotations}, "spec": spec, "status": status});
+    serde_json::from_value(pod).unwrap()
+}
+
+/// The same pod once it is prepared, with its worker and its filter in these states.
+fn serving(worker: Value, detect: Value) -> Pod {
+    let main = [container(WORKER, worker), container("detect", detect), container("proxy", runs())];
+    warm("Running", &[container(INSTALL, ended(0))], &main)
+}
+
+fn waits(reason: &str) -> Value {
+    json!({"waiting": {"reason": reason, "message": "m"}})
+}
+
+#[test]
+fn a_warm_pod_works_once_its_worker_and_all_of_its_filters_run() {
+    let read = |pod: Pod| WorkerPod::read(&pod, None, Instant::now());
+    let installing = read(warm("Pending", &[container(INSTALL, runs())], &[]));
+    assert_eq!((&installing.stage, installing.can_serve()), (&Stage::Starting, false));
+    let creating = read(serving(runs(), waits("ContainerCreating")));
+    assert_eq!((&creating.stage, creating.can_serve()), (&Stage::Starting, false), "its filter is missing");
+    let without_worker = read(serving(waits("ContainerCreating"), runs()));
+    assert_eq!(without_worker.stage, Stage::Starting);
+    let working = read(serving(runs(), runs()));
+    assert_eq!((&working.stage, working.can_serve()), (&Stage::Working, true));
+    let ours = [container(WORKER, runs()), container("detect", runs())];
+    let stuck_proxy = [&ours[..], &[container("proxy", waits("ImagePullBackOff"))]].concat();
+    let working = read(warm("Pending", &[container(INSTALL, ended(0))], &stuck_proxy));
+    assert_eq!(working.stage, Stage::Working, "ours need no proxy");
+    let ended_well = read(serving(ended(0), ended(0)));
+    assert_eq!(ended_well.stage, Stage::Succeeded, "only the proxy still runs");
+}
+
+#[test]
+fn a_warm_pod_with_a_container_that_does_not_start_is_stuck_and_serves_nothing() {
+    let stuck = |pod: Pod| {
+        let pod = WorkerPod::read(&pod, None, Instant::now());
+        assert!(!pod.can_serve() && !pod.awaits_file(Instant::now()), "{pod:?}");
+        let Stage::Stuck(stuck) = pod.stage else { panic!("{pod:?}") };
+        (stuck.container.clone(), stuck.has_image())
+    };
+    let pulling = stuck(serving(runs(), waits("ImagePullBackOff")));
+    assert_eq!(pulling, ("detect".to_owned(), false));
+    let config = stuck(serving(runs(), waits("CreateContainerConfigError")));
+    assert_eq!(config, ("detect".to_owned(), true));
+    let of_install = stuck(warm("Pending", &[container(INSTALL, waits("ErrImageNeverPull"))], &[]));
+    assert_eq!(of_install, (INSTALL.to_owned(), false));
+    let mut nowhere = warm("Pending", &[], &[]);
+    let unschedulable =
+        json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "m"}]);
+    nowhere.status.as_mut().unwrap().conditions = serde_json::from_value(unschedulable).unwrap();
+    let nowhere = WorkerPod::read(&nowhere, None, Instant::now());
+    assert_eq!(nowhere.stage, Stage::Unschedulable("m".to_owned()));
+}
+
+/// A worker ends because of its filter: what it says about the filter decides which of them explains the end,
+/// whichever ended first.
+#[test]
+fn a_worker_explains_a_filter_that_cannot_be_executed_and_a_lost_filter_explains_its_worker() {
+    let at = |code: i32, second: u32| {
+        let time = format!("2026-01-01T00:00:0{second}Z");
+        json!({"terminated": {"exitCode": code, "finishedAt": time}})
+    };
+    let blamed = |worker: Value, detect: Value| {
+        let pod = WorkerPod::read(&serving(worker, detect), None, Instant::now());
+        let Stage::Failed(failed) = pod.stage else { panic!("{pod:?}") };
+        failed.container.unwrap()
+    };
+    let (unusable, lost) = (Exit::FilterUnusable.code(), Exit::FilterLost.code());
+    assert_eq!(blamed(at(unusable, 2), at(1, 1)), WORKER, "it knows what was wrong");
+    assert_eq!(blamed(at(lost, 1), at(137, 2)), "detect", "it knows only that the filter is gone");
+    assert_eq!(blamed(at(lost, 1), runs()), WORKER, "nothing else has failed");
+    let other = Exit::LocalIo.code();
+    assert_eq!(blamed(at(other, 1), at(137, 2)), WORKER);
+    assert_eq!(blamed(at(other, 2), at(137, 1)), "detect", "the first one counts");
+}
+
+/// Its worker reports the results that it has before the pod is judged.
+#[test]
+fn a_warm_pod_of_which_one_container_failed_is_over_when_the_others_have_ended_or_take_too_long() {
+    let now = Instant::now();
+    let ending = WorkerPod::read(&serving(runs(), ended(137)), None, now);
+    assert!(ending.is_finished() && !ending.is_alive() && !ending.can_serve());
+    let last = now + LAST_WORDS_WITHIN;
+    let before = last - Duration::from_millis(1);
+    assert!(ending.is_ending(before) && !ending.is_over(before));
+    assert!(!ending.is_ending(last) && ending.is_over(last));
+    let ended_too = WorkerPod::read(&serving(ended(26), ended(137)), Some(&ending), now);
+    assert!(!ended_too.is_ending(now) && ended_too.is_over(now));
+    let of_one_file = in_mesh("Running", &[container(CLAIMER, ended(0))], &[container("resize", ended(3))]);
+    assert!(of_one_file.is_over(of_one_file.since), "it has only this file");
+    let main = [container("resize", ended(3)), container("proxy", runs())];
+    let beside_others = in_mesh("Running", &[container(CLAIMER, ended(0))], &main);
+    assert!(beside_others.is_over(beside_others.since));
 }

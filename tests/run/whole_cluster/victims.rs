@@ -24,6 +24,8 @@ pub struct Victims<'a> {
 
 /// A filter that was killed, alone or with its shim.
 struct Killed {
+    /// The process that was struck.
+    process: Process,
     pod: String,
     attempt: Attempt,
     /// Whether the queue has shown that the attempt is over.
@@ -39,21 +41,22 @@ impl<'a> Victims<'a> {
 
     /// Kills a filter that works on a file; returns whether there was one. Its worker reports that until the
     /// operator has settled it, whatever else dies.
-    pub fn strike_filter(&mut self, lab: &Lab, round: usize) -> bool {
-        let Some((pid, pod)) = self.choose(lab, Process::Filter, round) else { return false };
+    pub fn strike_filter(&mut self, lab: &Lab, pick: usize) -> bool {
+        let Some((pid, pod)) = self.choose(lab, Process::Filter, pick) else { return false };
         let Some(filter) = Frozen::new(pid) else { return false };
         let Some(attempt) = attempt_in(pid) else { return false };
         if !filter.kill() {
             return false;
         }
-        self.killed.push(Killed { pod, attempt, is_settled: false, is_certain: true });
+        let process = Process::Filter;
+        self.killed.push(Killed { process, pod, attempt, is_settled: false, is_certain: true });
         true
     }
 
     /// Kills the shim of a filter that works on a file; returns whether there was one. The operator judges
     /// the pod by the file that it reported as begun.
-    pub async fn strike_shim(&mut self, lab: &Lab, round: usize) -> bool {
-        let Some((filter, pod)) = self.choose(lab, Process::Filter, round) else { return false };
+    pub async fn strike_shim(&mut self, lab: &Lab, pick: usize) -> bool {
+        let Some((filter, pod)) = self.choose(lab, Process::Filter, pick) else { return false };
         let Some(pid) = parent(filter) else { return false };
         let Some(shim) = Frozen::new(pid) else { return false };
         // A shim reports the end of a file after it has reaped the filter: this file has not ended.
@@ -66,14 +69,14 @@ impl<'a> Victims<'a> {
             return false;
         }
         self.ending.insert(pod.clone());
-        self.killed.push(Killed { pod, attempt, is_settled: false, is_certain });
+        self.killed.push(Killed { process: Process::Shim, pod, attempt, is_settled: false, is_certain });
         true
     }
 
     /// Kills a worker; returns whether there was one. If a filter of its pod was killed before, and that is
     /// not settled, the worker may not have reported it, and its own death decides.
-    pub async fn strike_worker(&mut self, lab: &Lab, round: usize, is_valkey_up: bool) -> bool {
-        let Some((pid, pod)) = self.choose(lab, Process::Worker, round) else { return false };
+    pub async fn strike_worker(&mut self, lab: &Lab, pick: usize, is_valkey_up: bool) -> bool {
+        let Some((pid, pod)) = self.choose(lab, Process::Worker, pick) else { return false };
         if is_valkey_up {
             self.note_settled(lab).await;
         }
@@ -110,11 +113,16 @@ impl<'a> Victims<'a> {
         killed.len() - certain.len()
     }
 
+    /// How many of this kind were killed and must be charged.
+    pub fn certain(&self, process: Process) -> usize {
+        self.killed.iter().filter(|killed| killed.process == process && killed.is_certain).count()
+    }
+
     /// A process of the run, and its pod.
-    fn choose(&self, lab: &Lab, process: Process, round: usize) -> Option<(u32, String)> {
+    fn choose(&self, lab: &Lab, process: Process, pick: usize) -> Option<(u32, String)> {
         let found = processes(lab, self.run, process).into_iter().filter_map(|pid| Some((pid, pod_of(pid)?)));
         let mut found: Vec<_> = found.filter(|(_, pod)| !self.ending.contains(pod)).collect();
-        (!found.is_empty()).then(|| found.swap_remove(round % found.len()))
+        (!found.is_empty()).then(|| found.swap_remove(pick % found.len()))
     }
 }
 
