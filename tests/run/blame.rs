@@ -37,7 +37,7 @@ async fn an_outage_of_the_storage_charges_no_file_and_is_over_in_seconds(mode: M
         _ if is_soak() => (60, 300, json!({})),
         Mode::PodPerFile => (20, 60, json!({"parallelism": 4, "maxAttempts": 1})),
         // More, because pods finish the files that they have prefetched.
-        Mode::Warm => (40, 60, json!({"parallelism": 4, "maxAttempts": 1})),
+        Mode::Warm => (80, 60, json!({"parallelism": 4, "maxAttempts": 1})),
     };
     let lab = Lab::in_mode("outage", mode).await;
     let proxy = FaultyS3::start(testbed::services::S3_IP_URL).await.unwrap();

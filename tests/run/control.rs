@@ -58,7 +58,7 @@ async fn a_suspended_run_finishes_what_it_has_and_goes_on_when_resumed_with_more
 async fn fewer_pods_and_fewer_failures_can_be_allowed_while_it_runs() {
     let lab = Lab::new("fewer").await;
     let content = |number| match number {
-        0..4 => "sleep 12",
+        0..4 => "sleep 20",
         4..10 => "sleep 2",
         _ => "exit 1",
     };

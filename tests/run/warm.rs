@@ -223,7 +223,7 @@ async fn a_shim_that_is_killed_while_an_earlier_file_is_published_charges_only_i
     lab.pipeline(json!({"sink": {"bucket": sink}})).await;
     for (run, worker_dies, charged) in [("finished", false, (1, 0)), ("lost", true, (1, 1))] {
         // Of four files, the only pod gets two at first.
-        for (key, content) in [("1-published", "copy"), ("2-killed", "sleep 8"), ("3", "copy"), ("4", "copy")]
+        for (key, content) in [("1-published", "copy"), ("2-killed", "sleep 15"), ("3", "copy"), ("4", "copy")]
         {
             lab.put(&format!("{run}/{key}"), content).await;
         }
@@ -240,7 +240,7 @@ async fn a_shim_that_is_killed_while_an_earlier_file_is_published_charges_only_i
         assert!(kill(one_of(&lab, run, Process::Shim).await), "the shim");
         if worker_dies {
             // The first failure in a pod decides, and pods' times are whole seconds.
-            tokio::time::sleep(Duration::from_millis(1_500)).await;
+            tokio::time::sleep(Duration::from_secs(3)).await;
             assert!(kill(one_of(&lab, run, Process::Worker).await), "the worker");
         }
         proxy.heal();
@@ -292,7 +292,7 @@ async fn what_was_reported_before_the_time_of_a_run_was_up_counts() {
 async fn what_was_reported_counts_once_although_its_pod_is_gone() {
     let mut lab = Lab::in_mode("reported", Mode::Warm).await;
     let proxy = FaultyS3::start(S3_IP_URL).await.unwrap();
-    lab.put_many("", 16, |_| "sleep 0.2".to_owned()).await;
+    lab.put_many("", 16, |_| "sleep 1".to_owned()).await;
     lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
     lab.run("r", json!({"execution": {"parallelism": 2, "maxAttempts": 1}})).await;
     let filters = async || Ok((lab.reports("r", "started").await > 0).then_some(()));
@@ -364,10 +364,12 @@ async fn a_command_that_wants_lines_and_cannot_be_executed_blames_no_file_either
 #[ignore = "needs the cluster"]
 async fn pods_are_replaced_after_as_many_files_as_they_may_process_whoever_looks() {
     let mut lab = Lab::in_mode("recycled", Mode::Warm).await;
-    lab.put_many("", 40, |_| "sleep 0.2".to_owned()).await;
+    lab.put_many("", 40, |_| "sleep 1".to_owned()).await;
     lab.pipeline(json!({"warm": {"maxFilesPerPod": 10}})).await;
     lab.run("r", json!({"execution": {"parallelism": 1, "maxAttempts": 1}})).await;
-    lab.until("r", "files are processed", |run| running(run) > 0).await;
+    // The status says so up to a second later.
+    let is_at_work = async || Ok((lab.reports("r", "started").await > 0).then_some(()));
+    lab.eventually("a filter works", is_at_work).await;
     lab.kill_operators().await;
     // Now only the pod counts, and it holds more files than it may process.
     let has_stopped = async || Ok((lab.reports("r", "released").await > 0).then_some(()));

@@ -32,7 +32,7 @@ in_both_modes! {
 /// Valkey is unavailable, returns with the contents of its log, and has forgotten its users.
 async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
     let lab = Lab::alone_in_mode("valkey", mode).await;
-    let files = if mode == Mode::Warm { 20 } else { 10 };
+    let files = if mode == Mode::Warm { 60 } else { 10 };
     lab.put_many("", files, |_| "sleep 1".to_owned()).await;
     let proxy = FaultyS3::start(S3_IP_URL).await.unwrap();
     lab.pipeline(json!({"source": {"bucket": lab.bucket_behind(&proxy)}})).await;
@@ -57,7 +57,7 @@ async fn valkey_killed_and_restarted_keeps_the_counts_and_goes_on(mode: Mode) {
 /// Valkey has lost everything: the run says so, lists again, and never reports success on missing data.
 async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over(mode: Mode) {
     let lab = Lab::alone_in_mode("wiped", mode).await;
-    let (files, good) = if mode == Mode::Warm { (12, "sleep 2") } else { (8, "sleep 1") };
+    let (files, good) = if mode == Mode::Warm { (30, "sleep 2") } else { (8, "sleep 1") };
     // Only the first file is bad, and only the first time: the Job's counts must not delay the end when they
     // decrease.
     lab.put_many("", files, |number| if number == 0 { "exit 1" } else { good }.to_owned()).await;
@@ -81,7 +81,7 @@ async fn valkey_that_lost_everything_is_noticed_and_the_run_starts_over(mode: Mo
 async fn the_s3_server_killed_in_the_middle_of_a_run_costs_no_file_an_attempt(mode: Mode) {
     let lab = Lab::alone_in_mode("s3", mode).await;
     // Warm pods also finish the files that they have prefetched.
-    let files = if mode == Mode::Warm { 40 } else { 12 };
+    let files = if mode == Mode::Warm { 80 } else { 12 };
     lab.put_many("in/", files, |_| "sleep 1".to_owned()).await;
     let mut sink = lab.bucket();
     sink["prefix"] = json!("results/");

@@ -14,8 +14,8 @@ pub use pipeline::{
     Filter, ImagePullPolicy, LastRun, Order, Pipeline, PipelineSpec, PipelineStatus, PodOptions, Sink, Source,
 };
 pub use pipeline_run::{
-    Counts, Execution, FailedFile, FailureGroup, Phase, PipelineReference, PipelineRun, PipelineRunSpec, PipelineRunStatus,
-    QueueKeys, RetryBackoff, RunSource,
+    Counts, Execution, FailedFile, FailureGroup, Phase, PipelineReference, PipelineRun, PipelineRunSpec,
+    PipelineRunStatus, QueueKeys, RetryBackoff, RunSource,
 };
 pub use policy::{
     PipelinePolicy, PipelinePolicySpec, PipelinePolicyStatus, PolicyAction, PolicyDefault, PolicyRange,

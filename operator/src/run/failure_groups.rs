@@ -45,11 +45,8 @@ impl FailureGroups {
         if groups.len() >= GROUPS_MAX && !groups.contains_key(&kind) {
             kind = Kind { reason: OTHER.to_owned(), exit_code: None };
         }
-        let members = groups.entry(kind).or_insert(Members {
-            count: 0,
-            example: String::new(),
-            last_time: None,
-        });
+        let members =
+            groups.entry(kind).or_insert(Members { count: 0, example: String::new(), last_time: None });
         members.count += 1;
         members.example = file.to_owned();
         members.last_time = time.cloned();
@@ -61,7 +58,9 @@ impl FailureGroups {
         let mut sorted: Vec<(&Kind, &Members)> = groups.iter().collect();
         // Groups of one size keep their order from one status to the next.
         sorted.sort_by(|(one, a), (two, b)| {
-            b.count.cmp(&a.count).then_with(|| (&one.reason, one.exit_code).cmp(&(&two.reason, two.exit_code)))
+            b.count
+                .cmp(&a.count)
+                .then_with(|| (&one.reason, one.exit_code).cmp(&(&two.reason, two.exit_code)))
         });
         let shown = sorted.into_iter().take(SHOWN).map(|(kind, members)| FailureGroup {
             reason: kind.reason.clone(),
@@ -86,7 +85,8 @@ fn without_what_differs(reason: &str) -> String {
     let mut words: Vec<&str> = Vec::new();
     let said = without_quotes(said);
     for word in said.split_whitespace() {
-        let differs = word.contains(|letter: char| letter.is_ascii_digit() || matches!(letter, '/' | '\\' | '…'));
+        let differs =
+            word.contains(|letter: char| letter.is_ascii_digit() || matches!(letter, '/' | '\\' | '…'));
         match differs {
             true if words.last() == Some(&DIFFERS) => {}
             true => words.push(DIFFERS),

@@ -141,13 +141,16 @@ impl Speed {
     fn of(report: &Report, counts: Counts, is_listing: bool, now: &Time) -> Self {
         let left = counts.queued + counts.running;
         // Without a whole number of files there is no end to estimate.
-        let seconds = report.rate.filter(|rate| *rate > 0.0 && left > 0 && !is_listing).map(|rate| left as f64 / rate);
+        let seconds =
+            report.rate.filter(|rate| *rate > 0.0 && left > 0 && !is_listing).map(|rate| left as f64 / rate);
         let completion = seconds.filter(|seconds| *seconds < ESTIMATE_SECONDS_MAX).and_then(|seconds| {
             // Whole seconds: an estimate is not better than that.
             now.0.checked_add(SignedDuration::from_secs(seconds.ceil() as i64)).ok()
         });
         Self {
-            rate: report.rate.map(|rate| format!("{rate:.decimals$}", decimals = if rate < 10.0 { 2 } else { 0 })),
+            rate: report
+                .rate
+                .map(|rate| format!("{rate:.decimals$}", decimals = if rate < 10.0 { 2 } else { 0 })),
             completion: completion.and_then(|time| Timestamp::from_second(time.as_second()).ok()).map(Time),
             workers: report.workers.and_then(|workers| i64::try_from(workers).ok()),
         }
@@ -551,7 +554,8 @@ mod tests {
             skipped_files: 0,
             partly_listed: false,
         };
-        let counts = Counts { total_files: 2_000, queued: 0, running: 0, succeeded: 0, failed: 2_000, retried: 0 };
+        let counts =
+            Counts { total_files: 2_000, queued: 0, running: 0, succeeded: 0, failed: 2_000, retried: 0 };
         let words = end_in_words(&outcome, counts);
         for part in ["2000 files were listed", "--max-files", "prefix, include or exclude", "2000 failed"] {
             assert!(words.contains(part), "no {part} in {words}");
