@@ -196,9 +196,8 @@ fn links_of(page: &str) -> Vec<String> {
 fn anchors_of(page: &str) -> BTreeSet<String> {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     let prose = without_code(page);
-    let headings = prose
-        .lines()
-        .filter_map(|line| line.trim_start_matches('#').strip_prefix(' ').filter(|_| line.starts_with('#')));
+    let headings = prose.lines().filter(|line| line.starts_with('#'));
+    let headings = headings.filter_map(|line| line.trim_start_matches('#').strip_prefix(' '));
     let anchors = headings.map(|heading| {
         let kept = heading.trim().chars().filter(|one| one.is_alphanumeric() || " -_".contains(*one));
         let anchor: String =
