@@ -223,7 +223,8 @@ async fn a_shim_that_is_killed_while_an_earlier_file_is_published_charges_only_i
     lab.pipeline(json!({"sink": {"bucket": sink}})).await;
     for (run, worker_dies, charged) in [("finished", false, (1, 0)), ("lost", true, (1, 1))] {
         // Of four files, the only pod gets two at first.
-        for (key, content) in [("1-published", "copy"), ("2-killed", "sleep 15"), ("3", "copy"), ("4", "copy")]
+        for (key, content) in
+            [("1-published", "copy"), ("2-killed", "sleep 15"), ("3", "copy"), ("4", "copy")]
         {
             lab.put(&format!("{run}/{key}"), content).await;
         }
