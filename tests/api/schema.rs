@@ -15,7 +15,7 @@ use tests::examples::{
 };
 
 /// Schemas by kind. Created once, because that takes longer than judging by them.
-static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
+pub(super) static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
     let of = |crd: CustomResourceDefinition| {
         let schema = &crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema;
         (crd.spec.names.kind.clone(), serde_json::to_value(schema).unwrap())
@@ -23,7 +23,7 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
     definitions::all().into_iter().map(of).collect()
 });
 
-fn schema(object: &Value) -> &'static Value {
+pub(super) fn schema(object: &Value) -> &'static Value {
     &SCHEMAS[object["kind"].as_str().unwrap()]
 }
 

@@ -74,7 +74,10 @@ pub trait Validate {
 /// server's defaults, then the rules. `None` if it is not a kind of this API.
 pub fn check(object: &Value, context: &Context<'_>) -> Option<Vec<Violation>> {
     let kind = Kind::of(object)?;
-    let mut violations = schema::shape(kind, object);
+    let mut findings = Findings::default();
+    names::check_metadata(object, &mut findings);
+    schema::shape(kind, object, &mut findings);
+    let mut violations = findings.into_vec();
     let defaulted = default(kind, object);
     let more = match kind {
         Kind::Pipeline => parsed::<Pipeline>(defaulted, context),

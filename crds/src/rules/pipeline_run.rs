@@ -27,6 +27,10 @@ const TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// A run has about a million files: nine digits are plenty, and fit into an integer of every client.
 const COUNT_MAX: u64 = 999_999_999;
 
+/// How to write `maxFailedFiles`.
+pub(super) const FAILURES_FORM: &str =
+    "write a count such as 5 (at most 999999999), or a percentage from 0% to 100%";
+
 /// How many files may fail: the parsed `maxFailedFiles`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureLimit {
@@ -43,13 +47,20 @@ impl FailureLimit {
             IntOrString::Int(count) => {
                 u64::try_from(*count).ok().filter(|count| *count <= COUNT_MAX).map(Self::Count)
             }
-            IntOrString::String(text) if !text.starts_with(|c: char| c.is_ascii_digit()) => None,
+            // As in the CRD, leading zeros count as digits.
             IntOrString::String(text) => match text.strip_suffix('%') {
-                Some(percent) => percent.parse().ok().filter(|percent| *percent <= 100).map(Self::Percent),
-                None => text.parse().ok().filter(|count| *count <= COUNT_MAX).map(Self::Count),
+                Some("100") => Some(Self::Percent(100)),
+                Some(percent) => digits(percent, 2)?.parse().ok().map(Self::Percent),
+                None => digits(text, 9)?.parse().ok().map(Self::Count),
             },
         }
     }
+}
+
+/// The text, if it consists of one to `most` digits.
+fn digits(text: &str, most: usize) -> Option<&str> {
+    let all = !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    (all && text.len() <= most).then_some(text)
 }
 
 impl Validate for PipelineRun {
@@ -193,12 +204,20 @@ fn check_max_failed(field: &Path, limit: &IntOrString, out: &mut Findings) {
     if FailureLimit::parse(limit).is_some() {
         return;
     }
-    let written = match limit {
-        IntOrString::Int(count) => count.to_string(),
-        IntOrString::String(text) => quote(text),
+    let (written, text) = match limit {
+        IntOrString::Int(count) => (count.to_string(), count.to_string()),
+        IntOrString::String(text) => (quote(text), text.clone()),
     };
-    let message = format!("{written} is neither a count nor a percentage");
-    out.add(field, Rule::MaxFailedFiles, message, "write a count such as 5, or a percentage from 0% to 100%");
+    let (number, most, above) = match text.strip_suffix('%') {
+        Some(percent) => (percent, 100, "is above 100%"),
+        None => (text.as_str(), COUNT_MAX, "is above 999999999"),
+    };
+    let why = match digits(number, usize::MAX).map(str::parse::<u64>) {
+        None => "is neither a count nor a percentage",
+        Some(Ok(number)) if number <= most => "has too many digits",
+        Some(_) => above,
+    };
+    out.add(field, Rule::MaxFailedFiles, format!("{written} {why}"), FAILURES_FORM);
 }
 
 fn check_queue(field: &Path, queue: &QueueKeys, out: &mut Findings) {
