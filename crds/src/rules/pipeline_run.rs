@@ -224,16 +224,20 @@ fn check_queue(field: &Path, queue: &QueueKeys, out: &mut Findings) {
     const FORM: &str =
         "write stream: pr:<runId>:work and group: cg:<runId>, or leave queue out and both are derived";
     let Err(error) = RunId::from_keys(queue.stream.as_deref(), queue.group.as_deref()) else { return };
-    let (at, rule) = match &error {
-        RunIdError::Alone(_) if queue.stream.is_none() => (field.field("stream"), Rule::QueueKeysBoth),
-        RunIdError::Alone(_) => (field.field("group"), Rule::QueueKeysBoth),
-        RunIdError::Neither => (field.clone(), Rule::QueueKeysBoth),
-        RunIdError::Stream(_) => (field.field("stream"), Rule::QueueKey),
-        RunIdError::Group(_) => (field.field("group"), Rule::QueueKey),
-        RunIdError::Malformed(_) => (field.clone(), Rule::RunId),
-        RunIdError::Different { .. } => (field.clone(), Rule::QueueKeysRunId),
+    let (at, rule, message) = match &error {
+        RunIdError::NoStream => {
+            (field.field("stream"), Rule::QueueKeysBoth, "it is missing, but queue.group is set".to_owned())
+        }
+        RunIdError::NoGroup => {
+            (field.field("group"), Rule::QueueKeysBoth, "it is missing, but queue.stream is set".to_owned())
+        }
+        RunIdError::Neither => (field.clone(), Rule::QueueKeysBoth, error.to_string()),
+        RunIdError::Stream(_) => (field.field("stream"), Rule::QueueKey, error.to_string()),
+        RunIdError::Group(_) => (field.field("group"), Rule::QueueKey, error.to_string()),
+        RunIdError::Malformed(_) => (field.clone(), Rule::RunId, error.to_string()),
+        RunIdError::Different { .. } => (field.clone(), Rule::QueueKeysRunId, error.to_string()),
     };
-    out.add(&at, rule, error.to_string(), FORM);
+    out.add(&at, rule, message, FORM);
 }
 
 /// Checks everything except parallelism, maxFailedFiles and suspend: the rest is fixed when a run is created.
@@ -271,21 +275,25 @@ impl Unchanged<'_> {
         if new == old {
             return;
         }
+        // `None` if the field is absent.
         let shown = |value: &T| {
             let text = serde_json::to_string(value).unwrap_or_default();
-            if text == "null" || text == "[]" { "absent".to_owned() } else { text.chars().take(80).collect() }
+            (text != "null" && text != "[]").then(|| text.chars().take(80).collect::<String>())
+        };
+        let (what, fix) = match (shown(old), shown(new)) {
+            (None, _) => ("added".to_owned(), "remove it, and create a new PipelineRun with it"),
+            (Some(old), None) => {
+                (format!("removed (it was {old})"), "restore it, and create a new PipelineRun without it")
+            }
+            (Some(old), Some(new)) => (
+                format!("changed from {old} to {new}"),
+                "restore the old value, and create a new PipelineRun with the new one",
+            ),
         };
         let message = format!(
-            "it cannot be changed from {} to {}: a run happens once, and of its spec only execution.parallelism, execution.maxFailedFiles and suspend may change",
-            shown(old),
-            shown(new)
+            "it cannot be {what}: a run happens once, and of its spec only execution.parallelism, execution.maxFailedFiles and suspend may change"
         );
-        self.out.add(
-            field,
-            Rule::Immutable,
-            message,
-            "restore the old value, and create a new PipelineRun with the new one",
-        );
+        self.out.add(field, Rule::Immutable, message, fix);
     }
 }
 
