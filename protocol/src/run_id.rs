@@ -33,9 +33,12 @@ pub enum RunIdError {
     /// The group is not `cg:<runId>`.
     #[error("{0:?} is not cg:<runId>")]
     Group(String),
-    /// One of the two is missing; this is the other one.
-    #[error("{0:?} is set alone, but queue needs both stream and group")]
-    Alone(String),
+    /// Only the group is set.
+    #[error("queue.stream is missing, but queue.group is set")]
+    NoStream,
+    /// Only the stream is set.
+    #[error("queue.group is missing, but queue.stream is set")]
+    NoGroup,
     /// Both are missing.
     #[error("queue has neither stream nor group")]
     Neither,
@@ -60,7 +63,8 @@ impl RunId {
     pub fn from_keys(stream: Option<&str>, group: Option<&str>) -> Result<Self, RunIdError> {
         let (stream, group) = match (stream, group) {
             (Some(stream), Some(group)) => (stream, group),
-            (Some(key), None) | (None, Some(key)) => return Err(RunIdError::Alone(key.to_owned())),
+            (None, Some(_)) => return Err(RunIdError::NoStream),
+            (Some(_), None) => return Err(RunIdError::NoGroup),
             (None, None) => return Err(RunIdError::Neither),
         };
         let in_stream: Self = stream
@@ -164,8 +168,8 @@ mod tests {
         assert!(matches!(from_keys("pr:a:work", "cg:{a}"), Err(RunIdError::Different { .. })));
         assert!(matches!(from_keys("a", "cg:a"), Err(RunIdError::Stream(_))));
         assert!(matches!(from_keys("pr:a:work", "a"), Err(RunIdError::Group(_))));
-        assert_eq!(RunId::from_keys(Some("pr:a:work"), None), Err(RunIdError::Alone("pr:a:work".into())));
-        assert_eq!(RunId::from_keys(None, Some("cg:a")), Err(RunIdError::Alone("cg:a".into())));
+        assert_eq!(RunId::from_keys(Some("pr:a:work"), None), Err(RunIdError::NoGroup));
+        assert_eq!(RunId::from_keys(None, Some("cg:a")), Err(RunIdError::NoStream));
         assert_eq!(RunId::from_keys(None, None), Err(RunIdError::Neither));
     }
 }

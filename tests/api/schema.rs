@@ -5,17 +5,18 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use crds::definitions;
-use crds::rules::{Context, Kind, check, default};
+use crds::rules::{Context, Kind, Rule, check, default};
 use crds::v1alpha1::{Mode, Pipeline, PipelineRun, Protocol};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube_cel::{ValidationError, Validator};
 use serde_json::{Value, json};
+use strum::IntoEnumIterator;
 use tests::examples::{
     CelCase, allowed_updates, cel_cases, pipeline, refused_updates, run, warm_pipeline, with,
 };
 
 /// Schemas by kind. Created once, because that takes longer than judging by them.
-static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
+pub(super) static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
     let of = |crd: CustomResourceDefinition| {
         let schema = &crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema;
         (crd.spec.names.kind.clone(), serde_json::to_value(schema).unwrap())
@@ -23,7 +24,7 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
     definitions::all().into_iter().map(of).collect()
 });
 
-fn schema(object: &Value) -> &'static Value {
+pub(super) fn schema(object: &Value) -> &'static Value {
     &SCHEMAS[object["kind"].as_str().unwrap()]
 }
 
@@ -76,15 +77,45 @@ fn a_text_that_is_no_duration_is_reported_once_with_an_example() {
         let errors = cel_errors(&object, None);
         let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
         assert_eq!(messages.len(), 1, "{messages:?}");
-        assert!(messages[0].ends_with("for example 90s, 15m or 1h30m"), "{messages:?}");
+        assert!(messages[0].ends_with("for example 90s, 15m or 1h30m [duration]"), "{messages:?}");
+    }
+}
+
+/// The id of the rule that a message ends with.
+fn id(message: &str) -> Option<&str> {
+    message.strip_suffix(']')?.rsplit_once(" [").map(|(_, id)| id)
+}
+
+#[test]
+fn every_message_of_cel_ends_with_the_id_of_a_rule() {
+    fn messages(schema: &Value) -> Vec<&str> {
+        let own = schema["x-kubernetes-validations"].as_array().into_iter().flatten();
+        let own = own.map(|rule| rule["message"].as_str().unwrap());
+        let properties = schema["properties"].as_object().into_iter().flatten().map(|(_, child)| child);
+        own.chain(properties.chain(schema.get("items")).flat_map(messages)).collect()
+    }
+    let ids: Vec<String> = Rule::iter().map(|rule| rule.to_string()).collect();
+    for schema in SCHEMAS.values() {
+        for message in messages(schema) {
+            assert!(id(message).is_some_and(|id| ids.iter().any(|known| known == id)), "{message}");
+        }
     }
 }
 
 #[test]
-fn what_cel_refuses_the_rules_refuse_too() {
+fn what_cel_refuses_the_rules_refuse_too_with_the_same_id() {
+    // These mistakes have two sides: an integer that is too large for any field, and a runId within a key.
+    const OTHER_SIDE: [Rule; 2] = [Rule::NumberRange, Rule::RunId];
     for CelCase { object, pointer, bad, good } in cel_cases() {
-        let refused = check(&with(object(), pointer, bad.clone()), &Context::default()).unwrap();
-        assert!(!refused.is_empty(), "{pointer} = {bad} was accepted by the rules");
+        let mistake = with(object(), pointer, bad.clone());
+        let refused = check(&mistake, &Context::default()).unwrap();
+        let errors = cel_errors(&mistake, None);
+        let ids: Vec<&str> = errors.iter().filter_map(|error| id(&error.message)).collect();
+        let agrees = |rule: Rule| ids.contains(&rule.to_string().as_str()) || OTHER_SIDE.contains(&rule);
+        assert!(
+            refused.iter().any(|violation| agrees(violation.rule)),
+            "{pointer} = {bad}: {ids:?} {refused:?}"
+        );
         assert_eq!(check(&with(object(), pointer, good), &Context::default()).unwrap(), []);
     }
 }

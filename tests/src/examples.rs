@@ -209,6 +209,7 @@ pub fn cel_cases() -> Vec<CelCase> {
         case(policy, "/spec", json!({ "appliesTo": ["Pipeline"] }), policy()["spec"].clone()),
         case(policy, "/spec/rules/0/name", json!("Registry"), json!("registry")),
         case(policy, "/spec/rules/0/cel", json!("true"), json!(null)),
+        case(policy, "/spec/rules/1/cel", json!(null), json!("true")),
         case(policy, "/spec/rules/0/regex", json!(null), json!("x")),
         case(policy, "/spec/rules/0/required", json!(true), json!(null)),
         case(policy, "/spec/rules/1/regex", json!("x"), json!(null)),

@@ -32,6 +32,7 @@ pub const ABOUT_STORED_OBJECTS: [Rule; 2] = [Rule::CredentialsSecret, Rule::RunI
 pub fn cases() -> Vec<Case> {
     let no_grant = json!({ "name": "camera-keys", "namespace": "other" });
     let granted = json!({ "name": "camera-keys", "namespace": "shared" });
+    let labels = |number: usize| (0..number).map(|key| (key.to_string(), json!("a"))).collect();
     let rule = |fields: Value| with(with(fields, "/name", json!("r")), "/message", json!("m"));
     vec![
         case(Rule::UnknownField, run, "/spec/execution/paralelism", json!(5), json!(null)),
@@ -56,11 +57,15 @@ pub fn cases() -> Vec<Case> {
         case(Rule::TextLength, policy, "/spec/rules/0/message", json!("a".repeat(1025)), json!("a")),
         case(Rule::ListLength, pipeline, "/spec/source/include", json!(vec!["*"; 65]), json!(vec!["*"; 64])),
         case(Rule::ListLength, pipeline, "/spec/filters", json!([]), json!([{ "name": "annotate", "image": "a" }])),
+        case(Rule::ListLength, pipeline, "/spec/pod/labels", labels(33), labels(32)),
+        case(Rule::ListUnique, run, "/spec/execution/nonRetryableExitCodes", json!([3, 3]), json!([3, 4])),
+        case(Rule::ObjectLabel, run, "/metadata/labels", json!({ "team": "a b" }), json!({ "team": "a-b" })),
 
         case(Rule::BucketName, pipeline, "/spec/source/bucket/name", json!("Camera_Images"), json!("camera-images")),
         case(Rule::BucketName, pipeline, "/spec/source/bucket/name", json!("s3://camera/2026"), json!("camera")),
         case(Rule::BucketName, pipeline, "/spec/source/bucket/name", json!("a..b"), json!("a.b")),
         case(Rule::BucketName, pipeline, "/spec/source/bucket/name", json!("10.0.0.1"), json!("ten.0.0.1")),
+        case(Rule::BucketName, pipeline, "/spec/source/bucket/name", json!("999.1.1.1"), json!("999.1.1")),
         case(Rule::BucketRegion, pipeline, "/spec/source/bucket/endpoint", json!(""), json!("minio:9000")),
         case(Rule::BucketRegion, pipeline, "/spec/sink/bucket/region", json!("eu central"), json!("eu-central-1")),
         case(Rule::Endpoint, pipeline, "/spec/source/bucket/endpoint", json!("https://s3.example.com/bucket"), json!("https://s3.example.com")),
@@ -108,6 +113,7 @@ pub fn cases() -> Vec<Case> {
         case(Rule::LinesCommand, pipeline, "/spec/filters/1/protocol", json!("Lines"), json!("Exec")),
         case(Rule::SinkOrder, pipeline, "/spec/order", json!("Concurrent"), json!("Sequential")),
         case(Rule::SinkFrom, pipeline, "/spec/sink/from", json!("anotate"), json!("annotate")),
+        case(Rule::ObjectName, run, "/metadata/name", json!("Monday_Run"), json!("monday-run")),
         case(Rule::ObjectName, pipeline, "/spec/source/bucket/credentialsSecret/name", json!("Camera_Keys"), json!("camera-keys")),
         case(Rule::ObjectName, pipeline, "/spec/pod/serviceAccountName", json!("-worker"), json!("worker")),
         case(Rule::ObjectName, run, "/spec/pipelineRef/name", json!("Thumbnails"), json!("thumbnails")),
@@ -126,6 +132,8 @@ pub fn cases() -> Vec<Case> {
         case(Rule::FileTimeout, run, "/spec/execution/fileTimeout", json!("3h"), json!("2h")),
         case(Rule::MaxFailedFiles, run, "/spec/execution/maxFailedFiles", json!("101%"), json!("100%")),
         case(Rule::MaxFailedFiles, run, "/spec/execution/maxFailedFiles", json!(-1), json!(0)),
+        case(Rule::MaxFailedFiles, run, "/spec/execution/maxFailedFiles", json!("007%"), json!("07%")),
+        case(Rule::MaxFailedFiles, run, "/spec/execution/maxFailedFiles", json!("0000000005"), json!("000000005")),
         case(Rule::QueueKeysBoth, run, "/spec/queue/group", json!(null), json!("cg:team-a.monday")),
         case(Rule::QueueKey, run, "/spec/queue/stream", json!("team-a.monday"), json!("pr:team-a.monday:work")),
         case(Rule::QueueKeysRunId, run, "/spec/queue/group", json!("cg:team-a.tuesday"), json!("cg:team-a.monday")),

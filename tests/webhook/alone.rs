@@ -39,6 +39,23 @@ async fn every_mistake_of_an_object_is_explained_at_once_with_the_rule_that_it_b
     assert!(message(&answer).contains("did you mean Sequential?"), "{answer}");
 }
 
+/// `kubectl create` names no object in its URL, and a name may be left to the API server.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_name_of_an_object_is_explained_and_may_be_generated_or_in_the_request_only() {
+    let webhook = Webhook::start();
+    let named = |metadata: Value| with(with(run(), "/spec/queue", json!(null)), "/metadata", metadata);
+    let bad = asked(&webhook, &review("CREATE", &named(json!({ "name": "Monday_Run" })))).await;
+    assert!(message(&bad).contains("for example monday-run [object-name]"), "{bad}");
+    let bad = asked(&webhook, &review("CREATE", &named(json!({ "generateName": "Monday_" })))).await;
+    assert!(message(&bad).contains("for example monday- [object-name]"), "{bad}");
+    let generated = asked(&webhook, &review("CREATE", &named(json!({ "generateName": "monday-" })))).await;
+    assert_eq!(generated["allowed"], true, "{generated}");
+    let mut applied = review("CREATE", &named(json!({})));
+    applied["request"]["name"] = json!("monday");
+    let applied = asked(&webhook, &applied).await;
+    assert_eq!(applied["allowed"], true, "{applied}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_is_judged_with_the_defaults_of_policies() {
     let webhook = Webhook::start();
@@ -99,13 +116,25 @@ async fn a_refusal_also_says_what_the_pipeline_speaks_against() {
 async fn a_stored_object_that_breaks_a_newer_rule_can_be_labelled_paused_and_released() {
     let webhook = Webhook::start();
     let stored = with(run(), "/spec/source/include", json!(["[a"]));
-    for (pointer, value) in [
+    let stored = with(stored, "/metadata/name", json!("Monday_Run"));
+    let changes = [
         ("/metadata/labels", json!({ "team": "a" })),
+        ("/metadata/annotations", json!({ "team": "a" })),
         ("/metadata/finalizers", json!([])),
+        ("/status", json!({ "phase": "Running" })),
         ("/spec/suspend", json!(true)),
-    ] {
-        let answer = asked(&webhook, &update(&stored, &with(stored.clone(), pointer, value))).await;
-        assert_eq!(answer["allowed"], true, "{pointer}: {answer}");
+    ];
+    let leaving = with(stored.clone(), "/metadata/deletionTimestamp", json!("2026-11-16T00:00:00Z"));
+    for stored in [&stored, &leaving] {
+        for (pointer, value) in &changes {
+            let review = update(stored, &with(stored.clone(), pointer, value.clone()));
+            for review in [review.clone(), dry(review)] {
+                for step in ["mutate", "validate"] {
+                    let answer = webhook.client().ask(&path(step, stored), &review).await;
+                    assert_eq!(answer["allowed"], true, "{step} {pointer}: {answer}");
+                }
+            }
+        }
     }
     let wider = with(stored.clone(), "/spec/execution/parallelism", json!(7));
     let answer = asked(&webhook, &update(&stored, &wider)).await;

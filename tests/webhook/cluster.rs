@@ -20,6 +20,9 @@ use crate::on_cluster::{Cluster, WAIT};
 /// The number of concurrent creates: enough that they compete, and few enough that the API server does not
 /// time out on a busy machine.
 const AT_ONCE: usize = 100;
+/// How soon a changed policy is effective at the latest. Usually it takes a fraction of a second, but this
+/// machine also runs the API server.
+const SOON: Duration = Duration::from_secs(5);
 /// Part of the webhook's answer to all but one of the creates with the same runId.
 const TAKEN: &str = "belongs to PipelineRun";
 
@@ -51,7 +54,7 @@ async fn a_commit_is_dry_run_first_and_applied_in_an_unlucky_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "starts a cluster, which needs root: make test"]
-async fn policies_are_effective_on_all_replicas_within_a_second_and_have_a_status() {
+async fn policies_are_soon_effective_on_all_replicas_and_have_a_status() {
     let cluster = Cluster::start("policy").await;
     let replicas = [cluster.replica().await, cluster.replica().await];
     cluster.route_to(&replicas[0]).await;
@@ -74,18 +77,15 @@ async fn policies_are_effective_on_all_replicas_within_a_second_and_have_a_statu
     for (number, replica) in replicas.iter().enumerate() {
         cluster.route_to(replica).await;
         cluster.until_refused(&cluster.run("monday"), "at most 10").await;
-        let mut times = Vec::new();
         for round in 0..5 {
             let message = format!("at most 10, says change {number}.{round}.");
             let change = json!({ "spec": { "rules": [with(object["spec"]["rules"][0].clone(), "/message", json!(message))] } });
             api.patch(&cluster.namespace.name, &Default::default(), &Patch::Merge(change)).await.unwrap();
             let changed = Instant::now();
             cluster.until_refused(&cluster.run("monday"), &message).await;
-            times.push(changed.elapsed());
+            let elapsed = changed.elapsed();
+            assert!(elapsed < SOON, "replica {number} needed {elapsed:?} for change {round}");
         }
-        // A busy machine may be late now and then.
-        times.sort();
-        assert!(times[2] < Duration::from_secs(1), "replica {number} needed {times:?}");
     }
     let few = with(cluster.run("few"), "/spec/execution/parallelism", json!(5));
     let stored = cluster.create(&few, false).await.unwrap();
@@ -96,7 +96,7 @@ async fn policies_are_effective_on_all_replicas_within_a_second_and_have_a_statu
         Ok(found.data.pointer("/status/conditions/0/message").and_then(Value::as_str).map(str::to_owned))
     };
     let message = cluster.testbed.eventually("the policy has a status", WAIT, status).await.unwrap();
-    assert_eq!(message, "1 rules and 1 defaults are in force");
+    assert_eq!(message, "1 rule and 1 default are in force");
     api.delete(&cluster.namespace.name, &Default::default()).await.unwrap();
 }
 
@@ -193,6 +193,7 @@ async fn every_rule_refuses_its_mistake_and_kubectl_shows_why() {
     cluster.apply(&run());
     stored.push("PipelineRun");
     later.into_iter().for_each(|case| answers.collect(&cluster, case, &stored));
+    apply_and_patch_are_answered_in_our_words(&cluster);
     let Answers { text, ours, by_api_server } = answers;
     insta::assert_snapshot!(format!(
         "{ours} in our words, {by_api_server} in those of the API server\n{text}"
@@ -239,6 +240,47 @@ impl Answers {
         // Included only where it differs, because the API server checks types itself.
         if !admitted && words_of_the_webhook(&answer) != words {
             writeln!(self.text, "with --server-side: {}", sorted(&answer)).unwrap();
+        }
+    }
+}
+
+/// The commands that people type, which send other requests than `create` and `replace`: `kubectl apply` of new
+/// and of stored objects, and `kubectl patch`. Everything that is used here is stored already.
+fn apply_and_patch_are_answered_in_our_words(cluster: &Cluster) {
+    let refused = |arguments: &[&str], object: &Value, title: &str, rule: Rule| {
+        let (admitted, answer) = cluster.kubectl(arguments, object);
+        let words = words_of_the_webhook(&answer).unwrap_or_default();
+        let (title, id) = (format!("{title} is not valid:\n"), format!("[{rule}]"));
+        assert!(
+            !admitted && words.starts_with(&title) && words.contains(&id),
+            "{arguments:?} of {rule}: {answer}"
+        );
+    };
+    let apply = ["apply", "-f", "-"];
+    let name = with(run(), "/metadata/name", json!("Monday_Run"));
+    refused(&apply, &name, "PipelineRun \"team-a/Monday_Run\"", Rule::ObjectName);
+    for (object, pointer, bad, rule) in [
+        (pipeline(), "/spec/source/bucket/name", json!("Camera_Images"), Rule::BucketName),
+        (pipeline(), "/spec/order", json!("Sequentail"), Rule::UnknownValue),
+        (pipeline(), "/spec/source/include", json!("*.jpg"), Rule::WrongType),
+        (run(), "/spec/execution/parallelism", json!("20"), Rule::WrongType),
+        (run(), "/spec/execution/nonRetryableExitCodes", json!([3, 3]), Rule::ListUnique),
+        (run(), "/spec/execution/maxAttempts", json!(5), Rule::Immutable),
+    ] {
+        let text = |pointer: &str| object.pointer(pointer).unwrap().as_str().unwrap().to_owned();
+        let (kind, name) = (text("/kind"), text("/metadata/name"));
+        let mistake = with(object.clone(), pointer, bad.clone());
+        if rule != Rule::Immutable {
+            let new = with(mistake.clone(), "/metadata/name", json!("another"));
+            refused(&apply, &new, &format!("{kind} \"team-a/another\""), rule);
+        }
+        let title = format!("{kind} \"team-a/{name}\"");
+        refused(&apply, &mistake, &title, rule);
+        let keys = pointer.rsplit('/').filter(|key| !key.is_empty());
+        let change = keys.fold(bad, |inner, key| json!({ key: inner })).to_string();
+        let patch = ["patch", &kind, &name, "--namespace=team-a", "--type=merge", "--patch", &change];
+        for dry_run in ["--dry-run=none", "--dry-run=server"] {
+            refused(&[&patch[..], &[dry_run]].concat(), &Value::Null, &title, rule);
         }
     }
 }

@@ -223,8 +223,13 @@ fn shorten(warning: &str) -> String {
     if line.len() <= WARNING_MAX {
         return line;
     }
-    let end = line.floor_char_boundary(WARNING_MAX - '…'.len_utf8());
-    format!("{}…", &line[..end])
+    // The id at the end leads to the rule, so it stays, unless it leaves no room: names of policies are long.
+    let (text, id) = match line.rfind(" [").filter(|_| line.ends_with(']')).map(|at| line.split_at(at)) {
+        Some((text, id)) if id.len() <= WARNING_MAX / 2 => (text, id),
+        Some(_) | None => (line.as_str(), ""),
+    };
+    let end = text.floor_char_boundary(WARNING_MAX - '…'.len_utf8() - id.len());
+    format!("{}…{id}", &text[..end])
 }
 
 #[cfg(test)]
@@ -291,6 +296,24 @@ mod tests {
             warnings.last().is_some_and(|last| last.starts_with("and ") && last.ends_with("more warnings"))
         );
         assert_eq!(bounded(vec!["a\nb".into()]), ["a b"]);
+    }
+
+    #[test]
+    fn a_warning_that_is_cut_keeps_the_id_of_its_rule() {
+        let long = |id: &str| format!("spec.pipelineRef: {} [{id}]", "ä".repeat(300));
+        for id in ["reference-grant", "policy platform/registry"] {
+            let short = shorten(&long(id));
+            assert!(
+                short.starts_with("spec.pipelineRef: ää") && short.ends_with(&format!("ä… [{id}]")),
+                "{short}"
+            );
+            assert!((WARNING_MAX - 1..=WARNING_MAX).contains(&short.len()), "{}", short.len());
+        }
+        assert_eq!(shorten("a [b]"), "a [b]");
+        // Without room for both, the text says more than a part of the id.
+        let short = shorten(&long(&"p".repeat(200)));
+        assert!(short.starts_with("spec.pipelineRef: ää") && short.ends_with("ä…"), "{short}");
+        assert!(shorten(&long("a").replace(']', "")).ends_with('…'));
     }
 
     #[test]

@@ -94,7 +94,11 @@ fn wanted(compiled: &Compiled, now: Time) -> Option<PipelinePolicyStatus> {
     let Compiled { policy, generation, status: found } = compiled;
     let (rules, defaults) = policy.size();
     let (status, reason, message) = match policy.problems() {
-        [] => ("True", "Enforced", format!("{rules} rules and {defaults} defaults are in force")),
+        [] => {
+            let counted = |number, noun| format!("{number} {noun}{}", if number == 1 { "" } else { "s" });
+            let (rules, defaults) = (counted(rules, "rule"), counted(defaults, "default"));
+            ("True", "Enforced", format!("{rules} and {defaults} are in force"))
+        }
         problems => {
             let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
             let text = format!("nothing it selects is admitted until it is corrected: {}", all.join("; "));
@@ -144,7 +148,7 @@ mod tests {
         let ready = &status.conditions[0];
         assert_eq!(
             (ready.status.as_str(), ready.message.as_str()),
-            ("True", "1 rules and 0 defaults are in force")
+            ("True", "1 rule and 0 defaults are in force")
         );
         assert_eq!(wanted(&policy("true", Some(status)), at(2)), None);
     }

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use jsonschema::PatternOptions;
+use jsonschema::error::ValidationErrorKind;
+use jsonschema::{PatternOptions, ValidationError};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 
 use super::{REGEX_BYTES_MAX, REGEX_TEXT_MAX, one_line};
-use crate::rules::{parse_duration, parse_quantity, quote};
+use crate::rules::{nearest, parse_duration, parse_quantity, quote};
 
 /// Parts of a JSON Schema with its references followed: each is checked once per value.
 const SCHEMA_PARTS_MAX: usize = 5_000;
@@ -105,13 +106,54 @@ pub(super) fn compile_regex(pattern: &str) -> Result<Regex, String> {
     built.map_err(|error| one_line(&error.to_string()))
 }
 
+/// Why a JSON Schema cannot be used, and what to do about it.
+#[derive(Debug)]
+pub(crate) struct Unusable {
+    pub(crate) why: String,
+    pub(crate) fix: String,
+}
+
+impl Unusable {
+    fn new(why: String, fix: impl Into<String>) -> Self {
+        Self { why, fix: fix.into() }
+    }
+
+    /// What the language of JSON Schema does not allow in this schema.
+    fn malformed(error: &ValidationError<'_>) -> Self {
+        let at = match error.instance_path().to_string() {
+            path if path.is_empty() => String::new(),
+            path => format!("at {path}: "),
+        };
+        let words = allowed_words(error);
+        match error.instance().as_str() {
+            Some(written) if !words.is_empty() => {
+                let why = format!("{at}{} is not one of {}", quote(written), words.join(", "));
+                let fix = nearest(written, words.iter().copied()).map(|word| format!("did you mean {word}?"));
+                Self::new(why, fix.unwrap_or_else(|| "write one of these".to_owned()))
+            }
+            _ => Self::new(format!("{at}{}", one_line(&error.to_string())), "correct it"),
+        }
+    }
+}
+
+/// The words of which a value must be one, possibly as one of several forms: `type` is a word or a list.
+fn allowed_words<'a>(error: &'a ValidationError<'_>) -> Vec<&'a str> {
+    match error.kind() {
+        ValidationErrorKind::Enum { options } => {
+            options.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+        }
+        ValidationErrorKind::AnyOf { context } => context.iter().flatten().flat_map(allowed_words).collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// Compiles a JSON Schema that takes bounded time on any value, and that refers to nothing outside itself.
-pub(crate) fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, String> {
+pub(crate) fn compile_schema(schema: &Value) -> Result<jsonschema::Validator, Unusable> {
     Expansion { root: schema, sizes: HashMap::new() }.size(schema, 0)?;
     // The linear-time engine, because no pattern may stall admission.
     let options =
         jsonschema::options().with_pattern_options(PatternOptions::regex().size_limit(REGEX_BYTES_MAX));
-    options.build(schema).map_err(|error| one_line(&error.to_string()))
+    options.build(schema).map_err(|error| Unusable::malformed(&error))
 }
 
 /// Follows references to find the real size of a schema: a few lines that refer to each other twice can mean
@@ -123,9 +165,10 @@ struct Expansion<'a> {
 }
 
 impl<'a> Expansion<'a> {
-    fn size(&mut self, schema: &'a Value, depth: usize) -> Result<usize, String> {
+    fn size(&mut self, schema: &'a Value, depth: usize) -> Result<usize, Unusable> {
+        const SIMPLER: &str = "write a simpler schema";
         if depth > SCHEMA_DEPTH_MAX {
-            return Err(format!("it is more than {SCHEMA_DEPTH_MAX} levels deep"));
+            return Err(Unusable::new(format!("it is more than {SCHEMA_DEPTH_MAX} levels deep"), SIMPLER));
         }
         let mut total = 1_usize;
         match schema {
@@ -137,9 +180,8 @@ impl<'a> Expansion<'a> {
                             | "$recursiveAnchor",
                             _,
                         ) => {
-                            return Err(format!(
-                                "{key} is not supported: refer to parts with $ref: \"#/$defs/…\""
-                            ));
+                            let fix = "refer to parts of the schema with $ref: \"#/$defs/…\"";
+                            return Err(Unusable::new(format!("{key} is not supported"), fix));
                         }
                         ("$ref", Value::String(reference)) => self.reference(reference, depth)?,
                         // Parts in definitions count where they are used.
@@ -156,22 +198,25 @@ impl<'a> Expansion<'a> {
             _ => {}
         }
         if total > SCHEMA_PARTS_MAX {
-            return Err(format!(
-                "it has more than {SCHEMA_PARTS_MAX} parts once its references are followed"
-            ));
+            let why = format!("it has more than {SCHEMA_PARTS_MAX} parts once its references are followed");
+            return Err(Unusable::new(why, SIMPLER));
         }
         Ok(total)
     }
 
-    fn reference(&mut self, reference: &'a str, depth: usize) -> Result<usize, String> {
+    fn reference(&mut self, reference: &'a str, depth: usize) -> Result<usize, Unusable> {
+        let wrong = |why: &str| {
+            let fix = "references must stay within the schema (#/$defs/…) and must not be circular";
+            Unusable::new(format!("{} {why}", quote(reference)), fix)
+        };
         match self.sizes.get(reference) {
             Some(Some(size)) => return Ok(*size),
-            Some(None) => return Err(format!("{} refers to itself", quote(reference))),
+            Some(None) => return Err(wrong("refers to itself")),
             None => {}
         }
         let pointer = reference.strip_prefix('#');
         let target = pointer.and_then(|pointer| self.root.pointer(pointer));
-        let target = target.ok_or_else(|| format!("{} is not a part of the schema", quote(reference)))?;
+        let target = target.ok_or_else(|| wrong("is not a part of the schema"))?;
         self.sizes.insert(reference, None);
         let size = self.size(target, depth + 1)?;
         self.sizes.insert(reference, Some(size));
@@ -298,6 +343,26 @@ mod tests {
     }
 
     #[test]
+    fn a_schema_that_is_not_one_is_refused_with_the_place_and_what_is_allowed_there() {
+        for (schema, why, fix) in [
+            (
+                json!({ "properties": { "cpu": { "type": "objekt" } } }),
+                "at /properties/cpu/type: \"objekt\" is not one of array, boolean, integer, null, number, object, string",
+                "did you mean object?",
+            ),
+            (
+                json!({ "type": "text" }),
+                "at /type: \"text\" is not one of array, boolean, integer, null, number, object, string",
+                "write one of these",
+            ),
+            (json!({ "maxLength": "5" }), "at /maxLength: \"5\" is not of type \"integer\"", "correct it"),
+        ] {
+            let refused = compile_schema(&schema).unwrap_err();
+            assert_eq!((refused.why.as_str(), refused.fix.as_str()), (why, fix));
+        }
+    }
+
+    #[test]
     fn schemas_that_would_never_end_are_refused() {
         let doubling: serde_json::Map<String, Value> = (0..40)
             .map(|level| {
@@ -321,7 +386,7 @@ mod tests {
             (json!({ "$ref": "https://example.com/s.json" }), "not a part"),
             (json!({ "$dynamicRef": "#a" }), "not supported"),
         ] {
-            let refused = compile_schema(&hostile).unwrap_err();
+            let refused = compile_schema(&hostile).unwrap_err().why;
             assert!(refused.contains(why), "{refused}");
         }
         // Few levels, but 32,768 ways down.
@@ -333,7 +398,10 @@ mod tests {
             .chain([("a5".to_owned(), json!(true))])
             .collect();
         assert!(
-            compile_schema(&json!({ "$ref": "#/$defs/a0", "$defs": shallow })).unwrap_err().contains("parts")
+            compile_schema(&json!({ "$ref": "#/$defs/a0", "$defs": shallow }))
+                .unwrap_err()
+                .why
+                .contains("parts")
         );
     }
 }

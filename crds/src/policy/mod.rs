@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 pub(crate) use cel::Expression;
 use cel::Variable;
-pub(crate) use check::{Bound, Check, compile_regex_whole, compile_schema};
+pub(crate) use check::{Bound, Check, Unusable, compile_regex_whole, compile_schema};
 pub(crate) use field::{FieldPath, NoSuchField};
 pub use set::PolicySet;
 

@@ -1,7 +1,5 @@
 //! Buckets: names, region, endpoint, credentials, prefix and globs.
 
-use std::net::Ipv4Addr;
-
 use globset::GlobBuilder;
 
 use super::path::Path;
@@ -57,7 +55,7 @@ fn check_name(field: &Path, name: &str, out: &mut Findings) {
         "must contain only lowercase letters, digits, dots and hyphens, and must start and end with a letter or digit"
     } else if name.contains("..") {
         "has two dots in a row"
-    } else if name.parse::<Ipv4Addr>().is_ok() {
+    } else if looks_like_an_address(name) {
         "looks like an IP address"
     } else {
         return;
@@ -68,6 +66,12 @@ fn check_name(field: &Path, name: &str, out: &mut Findings) {
         None => "write the name as your S3 service shows it, for example camera-images".to_owned(),
     };
     out.add(field, Rule::BucketName, format!("{} {why}", quote(name)), fix);
+}
+
+/// S3 refuses four numbers with dots even if they are too large for an address.
+fn looks_like_an_address(name: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit());
+    name.split('.').count() == 4 && name.split('.').all(is_number)
 }
 
 pub(super) fn check_prefix(field: &Path, prefix: &str, out: &mut Findings) {

@@ -62,7 +62,7 @@ impl SecretProblem {
             Self::Missing => (
                 format!("{title} does not exist"),
                 format!(
-                    "create it first, with the keys {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}, or leave credentialsSecret out to use the identity of the worker's service account"
+                    "create it first, with the keys {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}, or leave credentialsSecret out to use ambient identities: the operator's to list, the worker's to fetch"
                 ),
             ),
             Self::Lacks(keys) => (

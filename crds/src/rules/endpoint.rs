@@ -113,7 +113,13 @@ pub(super) fn check(field: &Path, endpoint: &str, policy: &EndpointPolicy<'_>, o
             return;
         }
     };
-    let bare = matches!(url.path(), "" | "/") && url.query().is_none() && url.fragment().is_none();
+    // Also as written, because the parser ignores surplus slashes before the host.
+    let host = endpoint.split_once("://").map_or(endpoint, |(_scheme, rest)| rest);
+    let host = host.strip_suffix('/').unwrap_or(host);
+    let bare = !host.contains(['/', '\\', '?', '#'])
+        && matches!(url.path(), "" | "/")
+        && url.query().is_none()
+        && url.fragment().is_none();
     if !matches!(url.scheme(), "http" | "https") {
         out.add(field, Rule::Endpoint, format!("{} is not an http or https address", quote(endpoint)), FORM);
         return;
@@ -160,6 +166,21 @@ mod tests {
             "[2001:db8::1]:9000",
         ] {
             assert_eq!(refused(endpoint, &EndpointPolicy::default()), None, "{endpoint}");
+        }
+    }
+
+    #[test]
+    fn only_a_host_and_a_port_are_an_endpoint() {
+        for endpoint in [
+            "https://s3.example.com/bucket",
+            "https:///minio",
+            "/minio",
+            "minio//",
+            "minio\\",
+            "minio?",
+            "a b",
+        ] {
+            assert_eq!(refused(endpoint, &EndpointPolicy::default()), Some(Rule::Endpoint), "{endpoint}");
         }
     }
 

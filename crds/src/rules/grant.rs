@@ -16,7 +16,7 @@ impl Validate for ReferenceGrant {
             // Runs use Pipelines and, through them, Secrets; Pipelines refer to Secrets only.
             let names_secrets = self.spec.to.iter().any(|to| to.kind == GrantToKind::Secret);
             if from.kind == GrantFromKind::Pipeline && !names_secrets {
-                let message = "a \"Pipeline\" refers to a Secret, and spec.to names none";
+                let message = "Pipelines can refer only to Secrets, and spec.to lists no Secret";
                 let fix = "add {kind: Secret} to spec.to, or remove this entry";
                 out.add(&at.field("kind"), Rule::GrantUseless, message, fix);
             }

@@ -76,11 +76,13 @@ pub trait Validate {
 /// object contains.
 pub fn check(object: &Value, context: &Context<'_>) -> Option<Vec<Violation>> {
     let kind = Kind::of(object)?;
-    let shape = schema::shape(kind, object);
-    if shape.is_oversized() {
-        return Some(shape.into_vec());
+    let mut findings = Findings::default();
+    names::check_metadata(object, &mut findings);
+    schema::shape(kind, object, &mut findings);
+    if findings.is_oversized() {
+        return Some(findings.into_vec());
     }
-    let mut violations = shape.into_vec();
+    let mut violations = findings.into_vec();
     let defaulted = default(kind, object);
     let more = match kind {
         Kind::Pipeline => parsed::<Pipeline>(defaulted, context),

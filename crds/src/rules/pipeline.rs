@@ -101,8 +101,12 @@ fn check_sink(spec_field: &Path, spec: &PipelineSpec, from: Option<&str>, out: &
     let filters: Vec<&str> = spec.filters.iter().map(|filter| filter.name.as_str()).collect();
     if let Some(from) = from.filter(|from| !filters.is_empty() && !filters.contains(from)) {
         let message = format!("{} is not one of the filters", quote(from));
-        let fix =
-            format!("{} (or leave it out, for what the last filter wrote)", suggest::fix(from, &filters));
+        let fix = match suggest::nearest(from, filters.iter().copied()) {
+            Some(word) => format!("did you mean {word}? Omit it to upload the last filter's results"),
+            None => {
+                format!("write one of {}, or omit it to upload the last filter's results", filters.join(", "))
+            }
+        };
         out.add(&spec_field.field("sink").field("from"), Rule::SinkFrom, message, fix);
     }
 }

@@ -27,6 +27,10 @@ const TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// A run has about a million files: nine digits are plenty, and fit into an integer of every client.
 const COUNT_MAX: u64 = 999_999_999;
 
+/// How to write `maxFailedFiles`.
+pub(super) const FAILURES_FORM: &str =
+    "write a count such as 5 (at most 999999999), or a percentage from 0% to 100%";
+
 /// How many files may fail: the parsed `maxFailedFiles`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureLimit {
@@ -43,13 +47,20 @@ impl FailureLimit {
             IntOrString::Int(count) => {
                 u64::try_from(*count).ok().filter(|count| *count <= COUNT_MAX).map(Self::Count)
             }
-            IntOrString::String(text) if !text.starts_with(|c: char| c.is_ascii_digit()) => None,
+            // As in the CRD, leading zeros count as digits.
             IntOrString::String(text) => match text.strip_suffix('%') {
-                Some(percent) => percent.parse().ok().filter(|percent| *percent <= 100).map(Self::Percent),
-                None => text.parse().ok().filter(|count| *count <= COUNT_MAX).map(Self::Count),
+                Some("100") => Some(Self::Percent(100)),
+                Some(percent) => digits(percent, 2)?.parse().ok().map(Self::Percent),
+                None => digits(text, 9)?.parse().ok().map(Self::Count),
             },
         }
     }
+}
+
+/// The text, if it consists of one to `most` digits.
+fn digits(text: &str, most: usize) -> Option<&str> {
+    let all = !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    (all && text.len() <= most).then_some(text)
 }
 
 impl Validate for PipelineRun {
@@ -193,28 +204,40 @@ fn check_max_failed(field: &Path, limit: &IntOrString, out: &mut Findings) {
     if FailureLimit::parse(limit).is_some() {
         return;
     }
-    let written = match limit {
-        IntOrString::Int(count) => count.to_string(),
-        IntOrString::String(text) => quote(text),
+    let (written, text) = match limit {
+        IntOrString::Int(count) => (count.to_string(), count.to_string()),
+        IntOrString::String(text) => (quote(text), text.clone()),
     };
-    let message = format!("{written} is neither a count nor a percentage");
-    out.add(field, Rule::MaxFailedFiles, message, "write a count such as 5, or a percentage from 0% to 100%");
+    let (number, most, above) = match text.strip_suffix('%') {
+        Some(percent) => (percent, 100, "is above 100%"),
+        None => (text.as_str(), COUNT_MAX, "is above 999999999"),
+    };
+    let why = match digits(number, usize::MAX).map(str::parse::<u64>) {
+        None => "is neither a count nor a percentage",
+        Some(Ok(number)) if number <= most => "has too many digits",
+        Some(_) => above,
+    };
+    out.add(field, Rule::MaxFailedFiles, format!("{written} {why}"), FAILURES_FORM);
 }
 
 fn check_queue(field: &Path, queue: &QueueKeys, out: &mut Findings) {
     const FORM: &str =
         "write stream: pr:<runId>:work and group: cg:<runId>, or leave queue out and both are derived";
     let Err(error) = RunId::from_keys(queue.stream.as_deref(), queue.group.as_deref()) else { return };
-    let (at, rule) = match &error {
-        RunIdError::Alone(_) if queue.stream.is_none() => (field.field("stream"), Rule::QueueKeysBoth),
-        RunIdError::Alone(_) => (field.field("group"), Rule::QueueKeysBoth),
-        RunIdError::Neither => (field.clone(), Rule::QueueKeysBoth),
-        RunIdError::Stream(_) => (field.field("stream"), Rule::QueueKey),
-        RunIdError::Group(_) => (field.field("group"), Rule::QueueKey),
-        RunIdError::Malformed(_) => (field.clone(), Rule::RunId),
-        RunIdError::Different { .. } => (field.clone(), Rule::QueueKeysRunId),
+    let (at, rule, message) = match &error {
+        RunIdError::NoStream => {
+            (field.field("stream"), Rule::QueueKeysBoth, "it is missing, but queue.group is set".to_owned())
+        }
+        RunIdError::NoGroup => {
+            (field.field("group"), Rule::QueueKeysBoth, "it is missing, but queue.stream is set".to_owned())
+        }
+        RunIdError::Neither => (field.clone(), Rule::QueueKeysBoth, error.to_string()),
+        RunIdError::Stream(_) => (field.field("stream"), Rule::QueueKey, error.to_string()),
+        RunIdError::Group(_) => (field.field("group"), Rule::QueueKey, error.to_string()),
+        RunIdError::Malformed(_) => (field.clone(), Rule::RunId, error.to_string()),
+        RunIdError::Different { .. } => (field.clone(), Rule::QueueKeysRunId, error.to_string()),
     };
-    out.add(&at, rule, error.to_string(), FORM);
+    out.add(&at, rule, message, FORM);
 }
 
 /// Checks everything except parallelism, maxFailedFiles and suspend: the rest is fixed when a run is created.
@@ -252,21 +275,25 @@ impl Unchanged<'_> {
         if new == old {
             return;
         }
+        // `None` if the field is absent.
         let shown = |value: &T| {
             let text = serde_json::to_string(value).unwrap_or_default();
-            if text == "null" || text == "[]" { "absent".to_owned() } else { text.chars().take(80).collect() }
+            (text != "null" && text != "[]").then(|| text.chars().take(80).collect::<String>())
+        };
+        let (what, fix) = match (shown(old), shown(new)) {
+            (None, _) => ("added".to_owned(), "remove it, and create a new PipelineRun with it"),
+            (Some(old), None) => {
+                (format!("removed (it was {old})"), "restore it, and create a new PipelineRun without it")
+            }
+            (Some(old), Some(new)) => (
+                format!("changed from {old} to {new}"),
+                "restore the old value, and create a new PipelineRun with the new one",
+            ),
         };
         let message = format!(
-            "it cannot be changed from {} to {}: a run happens once, and of its spec only execution.parallelism, execution.maxFailedFiles and suspend may change",
-            shown(old),
-            shown(new)
+            "it cannot be {what}: a run happens once, and of its spec only execution.parallelism, execution.maxFailedFiles and suspend may change"
         );
-        self.out.add(
-            field,
-            Rule::Immutable,
-            message,
-            "restore the old value, and create a new PipelineRun with the new one",
-        );
+        self.out.add(field, Rule::Immutable, message, fix);
     }
 }
 

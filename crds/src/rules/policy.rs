@@ -13,7 +13,7 @@ use super::schema::{self, Kind};
 use super::violation::{Findings, Violation, quote};
 use super::{Context, Validate, names, suggest};
 use crate::policy::{
-    Bound, Check, CompiledDefault, CompiledRule, Expression, Field, FieldPath, NoSuchField, Test,
+    Bound, Check, CompiledDefault, CompiledRule, Expression, Field, FieldPath, NoSuchField, Test, Unusable,
     compile_regex_whole, compile_schema,
 };
 use crate::v1alpha1::{
@@ -281,10 +281,8 @@ fn compile_regex(at: &Path, regex: &str, out: &mut Findings) -> Option<Check> {
 }
 
 fn compile_json_schema(at: &Path, schema: &Value, out: &mut Findings) -> Option<Check> {
-    let wrong = |error: String| {
-        let message = format!("it is not a usable JSON Schema ({error})");
-        let fix = "correct it; references must stay within the schema (#/$defs/…) and must not be circular";
-        out.add(at, Rule::PolicySchema, message, fix);
+    let wrong = |Unusable { why, fix }: Unusable| {
+        out.add(at, Rule::PolicySchema, format!("it is not a usable JSON Schema ({why})"), fix);
     };
     compile_schema(schema).map(|schema| Check::Schema(Box::new(schema))).map_err(wrong).ok()
 }

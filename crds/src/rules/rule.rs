@@ -24,8 +24,12 @@ pub enum Rule {
     NumberRange,
     /// The length of a text lies within the bounds of its field.
     TextLength,
-    /// The number of entries in a list lies within the bounds of its field.
+    /// The number of entries in a list or mapping lies within the bounds of its field.
     ListLength,
+    /// A list that is a set has each entry once.
+    ListUnique,
+    /// Kubernetes accepts the labels of the object itself.
+    ObjectLabel,
 
     /// A bucket name is 3 to 63 lowercase letters, digits, dots and hyphens, and not an IP address.
     BucketName,
@@ -77,7 +81,8 @@ pub enum Rule {
     SinkOrder,
     /// `sink.from` names one of the filters.
     SinkFrom,
-    /// Kubernetes accepts the names of Secrets, Pipelines, namespaces, service accounts and classes.
+    /// Kubernetes accepts the name of the object itself, and those of the Secrets, Pipelines, namespaces,
+    /// service accounts and classes that it names.
     ObjectName,
     /// Labels, annotations and node selectors of worker pods are well-formed.
     PodLabel,
@@ -94,7 +99,7 @@ pub enum Rule {
     BackoffOrder,
     /// `fileTimeout` is at most `timeout`.
     FileTimeout,
-    /// `maxFailedFiles` is a count, or a percentage from 0% to 100%.
+    /// `maxFailedFiles` is a count of at most 999999999, or a percentage from 0% to 100%.
     MaxFailedFiles,
     /// `queue.stream` and `queue.group` are set together or not at all.
     QueueKeysBoth,

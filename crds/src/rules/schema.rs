@@ -1,10 +1,11 @@
 //! Compares an object, as a person wrote it, with the schema of its CRD: unknown fields, missing fields,
-//! wrong types, disallowed words, bounds. The schema is the installed one, so this cannot disagree with the
-//! API server.
+//! wrong types, disallowed words, bounds, duplicates in sets. The schema is the installed one, so this cannot
+//! disagree with the API server.
 //!
-//! Patterns and CEL rules of the schema are not evaluated here: each of them has a rule with a better
-//! message.
+//! CEL rules of the schema are not evaluated here: each of them has a rule with a better message, and
+//! `tests/api/accepted.rs` compares the two.
 
+use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use kube::CustomResourceExt;
@@ -12,6 +13,7 @@ use serde_json::{Map, Value};
 use strum::{Display, EnumString, VariantNames};
 
 use super::path::Path;
+use super::pipeline_run::FAILURES_FORM;
 use super::rule::Rule;
 use super::suggest;
 use super::violation::{Findings, quote};
@@ -77,22 +79,20 @@ fn without_nulls(value: &Value) -> Value {
     }
 }
 
-/// The parts of an object that do not fit the schema of its kind.
-pub(super) fn shape(kind: Kind, object: &Value) -> Findings {
-    let mut out = Findings::default();
+/// Reports the parts of an object that do not fit the schema of its kind.
+pub(super) fn shape(kind: Kind, object: &Value, out: &mut Findings) {
     if let Value::Object(fields) = object {
         let schema = kind.schema();
         let known = ["apiVersion", "kind", "metadata", "spec", "status"];
         for name in fields.keys().filter(|name| !known.contains(&name.as_str())) {
-            unknown_field(&Path::root(), name, &known, &mut out);
+            unknown_field(&Path::root(), name, &known, out);
         }
         let spec = Path::root().field("spec");
         match fields.get("spec") {
-            Some(value) => walk(&spec, &schema["properties"]["spec"], value, &mut out),
+            Some(value) => walk(&spec, &schema["properties"]["spec"], value, out),
             None => out.add(&spec, Rule::MissingField, "it is missing", "add it"),
         }
     }
-    out
 }
 
 /// Reports the parts of a value that do not fit its schema.
@@ -102,18 +102,7 @@ pub(super) fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings)
     }
     let free = schema["x-kubernetes-preserve-unknown-fields"] == true;
     if schema["x-kubernetes-int-or-string"] == true {
-        if value.as_i64().is_some_and(|number| i32::try_from(number).is_err()) {
-            out.add(
-                at,
-                Rule::NumberRange,
-                format!("{value} is too large for this field"),
-                "write it with a unit, for example \"5G\"",
-            );
-        } else if !value.is_i64() && !value.is_string() {
-            wrong_type(at, "a whole number or text", value, out);
-        } else if let Value::String(text) = value {
-            check_text(at, schema, text, out);
-        }
+        walk_int_or_string(at, schema, value, out);
         return;
     }
     match (schema["type"].as_str(), value) {
@@ -133,8 +122,15 @@ pub(super) fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings)
             if is_oversized(schema, "maxItems", items.len()) {
                 return out.note_oversized();
             }
+            // Lists of objects are maps, whose duplicates have rules of their own.
+            let is_set = schema["x-kubernetes-list-type"] == "set";
+            let mut seen = HashMap::new();
             for (index, item) in items.iter().enumerate() {
                 walk(&at.index(index), &schema["items"], item, out);
+                if is_set && let Some(other) = seen.insert(item.to_string(), index) {
+                    let message = format!("{item} is in the list already, at {}", at.index(other));
+                    out.add(&at.index(index), Rule::ListUnique, message, "remove it");
+                }
             }
         }
         (Some("string"), Value::String(text)) => check_text(at, schema, text, out),
@@ -155,10 +151,31 @@ pub(super) fn walk(at: &Path, schema: &Value, value: &Value, out: &mut Findings)
     }
 }
 
+/// A count or percentage, a quantity, or a bound.
+fn walk_int_or_string(at: &Path, schema: &Value, value: &Value, out: &mut Findings) {
+    let is_percentage = schema["description"].as_str().is_some_and(|text| text.contains('%'));
+    match value {
+        Value::Number(number) if number.as_i64().is_some_and(|number| i32::try_from(number).is_err()) => {
+            let message = format!("{value} is too large for this field");
+            let fix = if is_percentage { FAILURES_FORM } else { "write it with a unit, for example \"5G\"" };
+            out.add(at, Rule::NumberRange, message, fix);
+        }
+        Value::Number(number) if number.is_i64() => {}
+        Value::String(text) => check_text(at, schema, text, out),
+        other => {
+            let message = format!("it is {}, but a whole number or text is needed", named_value(other));
+            let example = if is_percentage { "10%" } else { "5G" };
+            out.add(at, Rule::WrongType, message, format!("write for example 5 or {example:?}"));
+        }
+    }
+}
+
 fn walk_object(at: &Path, schema: &Value, fields: &Map<String, Value>, out: &mut Findings) {
     let properties = schema["properties"].as_object();
-    let present = fields.iter().filter(|(_, value)| !value.is_null());
-    for (name, value) in present {
+    let present = || fields.iter().filter(|(_, value)| !value.is_null());
+    let number = present().count() as f64;
+    check_bounds(at, schema, ("minProperties", "maxProperties"), number, "entries", Rule::ListLength, out);
+    for (name, value) in present() {
         match (properties.and_then(|known| known.get(name)), &schema["additionalProperties"]) {
             (Some(property), _) => walk(&at.field(name), property, value, out),
             (None, Value::Object(_)) => walk(&at.field(name), &schema["additionalProperties"], value, out),
@@ -171,9 +188,23 @@ fn walk_object(at: &Path, schema: &Value, fields: &Map<String, Value>, out: &mut
                 .and_then(|known| known.get(name)?.get("description")?.as_str())
                 .unwrap_or_default();
             let what = what.split('\n').next().unwrap_or_default().trim_end_matches('.');
-            let fix = if what.is_empty() { "add it".to_owned() } else { format!("add it: {what}") };
-            out.add(&at.field(name), Rule::MissingField, "it is missing", fix);
+            let message = match what {
+                "" => "it is missing".to_owned(),
+                what => format!("it is missing ({})", uncapitalized(what)),
+            };
+            out.add(&at.field(name), Rule::MissingField, message, "add it");
         }
+    }
+}
+
+/// The text as part of a sentence: `Name of …` → `name of …`, but `URL of …` as it is.
+fn uncapitalized(text: &str) -> String {
+    let mut chars = text.chars();
+    match (chars.next(), chars.as_str()) {
+        (Some(first), rest) if !rest.starts_with(char::is_uppercase) => {
+            first.to_lowercase().collect::<String>() + rest
+        }
+        _ => text.to_owned(),
     }
 }
 
@@ -245,14 +276,7 @@ fn wrong_type(at: &Path, expected: &str, value: &Value, out: &mut Findings) {
         "boolean" => "true or false".to_owned(),
         other => other.to_owned(),
     };
-    let actual = match value {
-        Value::Null => "empty".to_owned(),
-        Value::Bool(value) => value.to_string(),
-        Value::Number(number) => number.to_string(),
-        Value::String(text) => format!("the text {}", quote(text)),
-        Value::Array(_) => "a list".to_owned(),
-        Value::Object(_) => "a mapping".to_owned(),
-    };
+    let actual = named_value(value);
     let fix = match (expected, value) {
         ("string", Value::Bool(_) | Value::Number(_)) => format!("put it in quotes: \"{value}\""),
         ("integer" | "boolean", Value::String(text))
@@ -264,6 +288,17 @@ fn wrong_type(at: &Path, expected: &str, value: &Value, out: &mut Findings) {
         _ => format!("write {}", named(expected)),
     };
     out.add(at, Rule::WrongType, format!("it is {actual}, but {} is needed", named(expected)), fix);
+}
+
+fn named_value(value: &Value) -> String {
+    match value {
+        Value::Null => "empty".to_owned(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => format!("the text {}", quote(text)),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "a mapping".to_owned(),
+    }
 }
 
 fn unknown_field(at: &Path, name: &str, known: &[&str], out: &mut Findings) {

@@ -9,15 +9,15 @@ use super::cel;
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.endpoint) && self.endpoint != '') || (has(self.region) && self.region != '')")
-    .message("an empty endpoint means AWS, which needs a region: set region (for example eu-central-1), or endpoint for another S3-compatible service")
+    .message("an empty endpoint means AWS, which needs a region: set region (for example eu-central-1), or endpoint for another S3-compatible service [bucket-region]")
     .field_path(".region"))]
 pub struct Bucket {
     /// Name of the bucket.
     #[schemars(length(min = 3, max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^[a-z0-9][a-z0-9.-]*[a-z0-9]$')")
-        .message("a bucket name has lowercase letters, digits, dots and hyphens, and starts and ends with a letter or digit"),
+        .message("a bucket name has lowercase letters, digits, dots and hyphens, and starts and ends with a letter or digit [bucket-name]"),
         validation = Rule::new("!self.contains('..') && !self.matches('^[0-9]+[.][0-9]+[.][0-9]+[.][0-9]+$')")
-        .message("a bucket name has no two dots in a row and is not an IP address"))]
+        .message("a bucket name has no two dots in a row and is not an IP address [bucket-name]"))]
     pub name: String,
 
     /// Prefix of all keys that are read or written. It is matched literally: `day=1` also matches `day=10/`,
@@ -31,8 +31,10 @@ pub struct Bucket {
     /// used. Empty means AWS S3.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 512))]
-    #[x_kube(validation = Rule::new("self == '' || self.matches('^([hH][tT][tT][pP][sS]?://)?[^/@?# ]+/?$')")
-        .message("an endpoint is [http://|https://]host[:port], without credentials, path, query or fragment: keys go into credentialsSecret, a path into prefix"))]
+    #[x_kube(validation = Rule::new("!self.contains('@')")
+        .message("an endpoint holds no credentials: put the keys into a Secret and name it in credentialsSecret [endpoint-credentials]"),
+        validation = Rule::new("self == '' || self.matches('^([hH][tT][tT][pP][sS]?://)?[^/?# ]+/?$')")
+        .message("an endpoint is [http://|https://]host[:port], without path, query or fragment: a path goes into prefix [endpoint]"))]
     pub endpoint: String,
 
     /// Region of the bucket. Required for AWS; other services mostly ignore it (without a region, requests
@@ -40,7 +42,7 @@ pub struct Bucket {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     #[x_kube(validation = Rule::new("self.matches('^[A-Za-z0-9-]*$')")
-        .message("a region has letters, digits and hyphens, for example eu-central-1"))]
+        .message("a region has letters, digits and hyphens, for example eu-central-1 [bucket-region]"))]
     pub region: String,
 
     /// Secret with the keys `accessKeyId` and `secretAccessKey`. Without it, worker pods use the ambient

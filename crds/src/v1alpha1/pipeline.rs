@@ -46,19 +46,19 @@ use super::{Bucket, Mode, Phase, Protocol, WarmOptions, cel};
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.sink) || self.order == 'Sequential'")
-        .message("a sink needs order: Sequential, because results are uploaded after the last filter; set order: Sequential or remove the sink")
+        .message("a sink needs order: Sequential, because results are uploaded after the last filter; set order: Sequential or remove the sink [sink-order]")
         .field_path(".order"),
     validation = Rule::new("!has(self.sink) || !has(self.sink.from) || self.filters.exists(f, f.name == self.sink.from)")
-        .message("sink.from must name one of the filters; leave it out to upload what the last filter wrote")
+        .message("sink.from must name one of the filters; leave it out to upload what the last filter wrote [sink-from]")
         .field_path(".sink.from"),
     validation = Rule::new("!has(self.warm) || self.mode == 'Warm'")
-        .message("warm needs mode: Warm, because only then pods stay up; set mode: Warm or remove warm")
+        .message("warm needs mode: Warm, because only then pods stay up; set mode: Warm or remove warm [warm-mode]")
         .field_path(".warm"),
     validation = Rule::new("self.mode != 'Warm' || self.filters.all(f, has(f.command) && size(f.command) > 0)")
-        .message("mode: Warm needs a command on every filter, because the operator does not know the entrypoints of images; write each image's entrypoint as command, or set mode: PodPerFile")
+        .message("mode: Warm needs a command on every filter, because the operator does not know the entrypoints of images; write each image's entrypoint as command, or set mode: PodPerFile [warm-command]")
         .field_path(".filters"),
     validation = Rule::new("self.mode != 'Warm' || self.filters.all(f, !(f.name in ['install', 'worker']))")
-        .message("with mode: Warm, install and worker are the names of the containers that prepare the pod and serve the filters; choose another name")
+        .message("with mode: Warm, install and worker are the names of the containers that prepare the pod and serve the filters; choose another name [filter-name-reserved]")
         .field_path(".filters")
 )]
 pub struct PipelineSpec {
@@ -137,14 +137,14 @@ pub enum Order {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.protocol) || self.protocol != 'Lines' || (has(self.command) && size(self.command) > 0)")
-        .message("protocol: Lines needs a command, because the operator does not know the image's entrypoint; write the entrypoint as command, or set protocol: Exec")
+        .message("protocol: Lines needs a command, because the operator does not know the image's entrypoint; write the entrypoint as command, or set protocol: Exec [lines-command]")
         .field_path(".command")
 )]
 pub struct Filter {
     /// Unique name, used as the container's name.
     #[schemars(length(min = 1, max = 63))]
-    #[x_kube(validation = cel::label_name(), validation = Rule::new("!(self in ['claimer', 'publisher'])")
-        .message("claimer and publisher are the names of the containers that fetch the file and upload the results; choose another name"))]
+    #[x_kube(validation = cel::filter_name(), validation = Rule::new("!(self in ['claimer', 'publisher'])")
+        .message("claimer and publisher are the names of the containers that fetch the file and upload the results; choose another name [filter-name-reserved]"))]
     pub name: String,
 
     /// Container image, for example `ghcr.io/acme/resize:1.4`.
@@ -257,7 +257,7 @@ pub struct PodOptions {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     #[x_kube(validation = Rule::new("self.all(key, !key.startsWith('filter.plainsight.ai/'))")
-        .message("labels of filter.plainsight.ai/ belong to the operator; use a prefix of your own"))]
+        .message("labels of filter.plainsight.ai/ belong to the operator; use a prefix of your own [pod-label-reserved]"))]
     pub labels: BTreeMap<String, String>,
 
     /// Extra annotations for the worker pods. The prefix `filter.plainsight.ai/` is reserved for the
@@ -265,7 +265,7 @@ pub struct PodOptions {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     #[x_kube(validation = Rule::new("self.all(key, !key.startsWith('filter.plainsight.ai/'))")
-        .message("annotations of filter.plainsight.ai/ belong to the operator; use a prefix of your own"))]
+        .message("annotations of filter.plainsight.ai/ belong to the operator; use a prefix of your own [pod-label-reserved]"))]
     pub annotations: BTreeMap<String, String>,
 }
 

@@ -41,14 +41,14 @@ use super::cel;
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("self.pipelineRef == oldSelf.pipelineRef")
-        .message("pipelineRef is immutable: a run happens once; create a new PipelineRun instead")
+        .message("pipelineRef is immutable: a run happens once; create a new PipelineRun instead [immutable]")
         .field_path(".pipelineRef"),
     validation = Rule::new("has(self.source) == has(oldSelf.source) && (!has(self.source) || self.source == oldSelf.source)")
-        .message("source is immutable: a run happens once; create a new PipelineRun instead"),
+        .message("source is immutable: a run happens once; create a new PipelineRun instead [immutable]"),
     validation = Rule::new("(has(self.env) ? self.env : []) == (has(oldSelf.env) ? oldSelf.env : [])")
-        .message("env is immutable: a run happens once; create a new PipelineRun instead"),
+        .message("env is immutable: a run happens once; create a new PipelineRun instead [immutable]"),
     validation = Rule::new("has(self.queue) == has(oldSelf.queue) && (!has(self.queue) || self.queue == oldSelf.queue)")
-        .message("queue is immutable: the files of this run are already queued there; create a new PipelineRun instead")
+        .message("queue is immutable: the files of this run are already queued there; create a new PipelineRun instead [immutable]")
 )]
 pub struct PipelineRunSpec {
     /// The Pipeline to run.
@@ -136,16 +136,16 @@ pub struct RunSource {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.fileTimeout) == has(oldSelf.fileTimeout) && (!has(self.fileTimeout) || self.fileTimeout == oldSelf.fileTimeout)")
-        .message("fileTimeout is immutable: a run happens once; create a new PipelineRun instead")
+        .message("fileTimeout is immutable: a run happens once; create a new PipelineRun instead [immutable]")
         .field_path(".fileTimeout"),
     validation = Rule::new("has(self.timeout) == has(oldSelf.timeout) && (!has(self.timeout) || self.timeout == oldSelf.timeout)")
-        .message("timeout is immutable: a run happens once; create a new PipelineRun instead")
+        .message("timeout is immutable: a run happens once; create a new PipelineRun instead [immutable]")
         .field_path(".timeout"),
     validation = Rule::new("(has(self.nonRetryableExitCodes) ? self.nonRetryableExitCodes : []) == (has(oldSelf.nonRetryableExitCodes) ? oldSelf.nonRetryableExitCodes : [])")
-        .message("nonRetryableExitCodes is immutable: a run happens once; create a new PipelineRun instead")
+        .message("nonRetryableExitCodes is immutable: a run happens once; create a new PipelineRun instead [immutable]")
         .field_path(".nonRetryableExitCodes"),
     validation = cel::not_longer("fileTimeout", "timeout")
-        .message("fileTimeout must not be longer than timeout, the limit of the whole run")
+        .message("fileTimeout must not be longer than timeout, the limit of the whole run [file-timeout]")
         .field_path(".fileTimeout")
 )]
 pub struct Execution {
@@ -158,7 +158,7 @@ pub struct Execution {
     #[serde(default = "default::max_attempts")]
     #[schemars(range(min = 1, max = 100))]
     #[x_kube(validation = Rule::new("self == oldSelf")
-        .message("maxAttempts is immutable: a run happens once; create a new PipelineRun instead"))]
+        .message("maxAttempts is immutable: a run happens once; create a new PipelineRun instead [immutable]"))]
     pub max_attempts: i32,
 
     /// How long a file may stay claimed by a pod on a lost node before it is given to another pod.
@@ -166,7 +166,7 @@ pub struct Execution {
     #[serde(default = "default::pending_timeout")]
     #[schemars(length(max = 32))]
     #[x_kube(validation = Rule::new("self == oldSelf")
-        .message("pendingTimeout is immutable: a run happens once; create a new PipelineRun instead"),
+        .message("pendingTimeout is immutable: a run happens once; create a new PipelineRun instead [immutable]"),
         validation = cel::duration("pendingTimeout"),
         validation = cel::duration_range("pendingTimeout", "10s"))]
     pub pending_timeout: String,
@@ -174,7 +174,7 @@ pub struct Execution {
     /// How long a failed file waits before it is tried again.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf")
-        .message("retryBackoff is immutable: a run happens once; create a new PipelineRun instead"))]
+        .message("retryBackoff is immutable: a run happens once; create a new PipelineRun instead [immutable]"))]
     pub retry_backoff: RetryBackoff,
 
     /// Time limit for the filters' work on one file in one attempt; waiting for storage does not count. If
@@ -205,7 +205,7 @@ pub struct Execution {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 16))]
     #[x_kube(validation = Rule::new("string(self).matches('^([0-9]{1,9}|(100|[0-9]{1,2})%)$')")
-        .message("maxFailedFiles is a count such as 5 (at most 999999999) or a percentage from 0% to 100%"))]
+        .message("maxFailedFiles is a count such as 5 (at most 999999999) or a percentage from 0% to 100% [max-failed-files]"))]
     pub max_failed_files: Option<IntOrString>,
 }
 
@@ -228,7 +228,7 @@ impl Default for Execution {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = cel::not_longer("initial", "max")
-    .message("retryBackoff.initial must not be longer than retryBackoff.max"))]
+    .message("retryBackoff.initial must not be longer than retryBackoff.max [backoff-order]"))]
 pub struct RetryBackoff {
     /// The wait after the first failure; it doubles after each further one.
     #[serde(default = "default::backoff_initial")]
@@ -273,23 +273,23 @@ mod default {
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("has(self.stream) && has(self.group)")
-        .message("set both queue.stream (pr:<runId>:work) and queue.group (cg:<runId>), or leave queue out and they are derived"),
+        .message("set both queue.stream (pr:<runId>:work) and queue.group (cg:<runId>), or leave queue out and they are derived [queue-keys-both]"),
     validation = Rule::new("!has(self.stream) || !has(self.group) || self.stream == 'pr:' + self.group.substring(3) + ':work'")
-        .message("queue.stream (pr:<runId>:work) and queue.group (cg:<runId>) must hold the same runId")
+        .message("queue.stream (pr:<runId>:work) and queue.group (cg:<runId>) must hold the same runId [queue-keys-run-id]")
 )]
 pub struct QueueKeys {
     /// `pr:<runId>:work`
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 140))]
     #[x_kube(validation = Rule::new("self.matches('^pr:([A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?|[{][A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?[}]):work$')")
-        .message("queue.stream must be pr:<runId>:work, with a runId of 1 to 128 letters, digits, dots, underscores and hyphens that starts and ends with a letter or digit"))]
+        .message("queue.stream must be pr:<runId>:work, with a runId of 1 to 128 letters, digits, dots, underscores and hyphens that starts and ends with a letter or digit [queue-key]"))]
     pub stream: Option<String>,
 
     /// `cg:<runId>`
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 135))]
     #[x_kube(validation = Rule::new("self.matches('^cg:([A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?|[{][A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?[}])$')")
-        .message("queue.group must be cg:<runId>, with a runId of 1 to 128 letters, digits, dots, underscores and hyphens that starts and ends with a letter or digit"))]
+        .message("queue.group must be cg:<runId>, with a runId of 1 to 128 letters, digits, dots, underscores and hyphens that starts and ends with a letter or digit [queue-key]"))]
     pub group: Option<String>,
 }
 

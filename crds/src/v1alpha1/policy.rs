@@ -33,7 +33,7 @@ use super::cel;
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.rules) && size(self.rules) > 0) || (has(self.defaults) && size(self.defaults) > 0)")
-    .message("a policy without rules and defaults does nothing: add at least one"))]
+    .message("a policy without rules and defaults does nothing: add at least one [policy-empty]"))]
 pub struct PipelinePolicySpec {
     /// The namespaces that the policy applies to; if omitted, all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -85,15 +85,17 @@ pub enum PolicyAction {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
-    validation = Rule::new("has(self.cel) != has(self.field)")
-        .message("a rule has either cel or field"),
+    validation = Rule::new("!has(self.cel) || !has(self.field)")
+        .message("the rule has both cel and field: write a rule for each [policy-rule-form]"),
+    validation = Rule::new("has(self.cel) || has(self.field)")
+        .message("the rule has neither cel nor field and checks nothing: write cel, or field with one of regex, range, required, forbidden and schema [policy-rule-form]"),
     validation = Rule::new("[has(self.regex), has(self.range), has(self.required), has(self.forbidden), has(self.schema)].filter(set, set).size() == (has(self.field) ? 1 : 0)")
-        .message("field needs exactly one of regex, range, required, forbidden and schema; cel needs none of them")
+        .message("field needs exactly one of regex, range, required, forbidden and schema; cel needs none of them [policy-rule-form]")
 )]
 pub struct PolicyRule {
     /// Name of the rule, unique within the policy. Rejections mention it.
     #[schemars(length(min = 1, max = 63))]
-    #[x_kube(validation = cel::label_name())]
+    #[x_kube(validation = cel::rule_name())]
     pub name: String,
 
     /// The message to a user whose object breaks the rule: what is wrong and what to write instead.
@@ -128,12 +130,12 @@ pub struct PolicyRule {
 
     /// `true`: the field must be present and not empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new("self").message("write required: true, or leave it out"))]
+    #[x_kube(validation = Rule::new("self").message("write required: true, or leave it out [policy-rule-form]"))]
     pub required: Option<bool>,
 
     /// `true`: the field must be absent or empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = Rule::new("self").message("write forbidden: true, or leave it out"))]
+    #[x_kube(validation = Rule::new("self").message("write forbidden: true, or leave it out [policy-rule-form]"))]
     pub forbidden: Option<bool>,
 
     /// The field must satisfy this JSON Schema.
@@ -145,19 +147,19 @@ pub struct PolicyRule {
 /// Inclusive bounds: numbers, quantities (`4Gi`) or durations (`2h`).
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = Rule::new("has(self.min) || has(self.max)").message("a range needs min, max or both"))]
+#[x_kube(validation = Rule::new("has(self.min) || has(self.max)").message("a range needs min, max or both [policy-range]"))]
 pub struct PolicyRange {
     /// The smallest allowed value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32))]
     #[x_kube(validation = Rule::new("!string(self).matches('^-?[0-9]{10,}$')")
-        .message("write a large number with a unit, for example 5G"))]
+        .message("write a large number with a unit, for example 5G [policy-range]"))]
     pub min: Option<IntOrString>,
     /// The largest allowed value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32))]
     #[x_kube(validation = Rule::new("!string(self).matches('^-?[0-9]{10,}$')")
-        .message("write a large number with a unit, for example 5G"))]
+        .message("write a large number with a unit, for example 5G [policy-range]"))]
     pub max: Option<IntOrString>,
 }
 

@@ -55,7 +55,7 @@ pub struct WarmOptions {
     #[serde(default = "default::prefetch_bytes")]
     #[schemars(extend("maxLength" = 32))]
     #[x_kube(validation = Rule::new("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1Mi')) >= 0")
-        .message("prefetchBytes is a quantity of at least 1Mi, for example 256Mi"))]
+        .message("prefetchBytes is a quantity of at least 1Mi, for example 256Mi [quantity]"))]
     pub prefetch_bytes: Quantity,
 }
 

@@ -94,8 +94,9 @@ impl Pass<'_> {
     /// Reports removed consumers. A consumer whose name no pod can have is not one of our pods.
     fn report_removed_consumers(&self, removed: u64) {
         if removed > 0 {
+            let (consumers, names) = if removed == 1 { ("consumer", "name") } else { ("consumers", "names") };
             let note = format!(
-                "removed {removed} consumers of the queue whose names no pod can have: files were taken by hand, or with the credentials of an older version's claimer"
+                "removed {removed} {consumers} of the queue whose {names} no pod can have: files were taken by hand, or with the credentials of an older version's claimer"
             );
             self.ctx.warn(self.run, "WorkersMisbehaving", note);
         }

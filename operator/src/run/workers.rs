@@ -13,7 +13,7 @@ use super::build::job;
 use super::pass::Pass;
 use crate::error::{Error, Obstacle, Reason, is_refusal, refused};
 use crate::names;
-use crate::pods::{Failed, Stage, WorkerPod};
+use crate::pods::{Failed, Stage, Stuck, WorkerPod};
 use protocol::container::CLAIMER;
 
 /// How many requests run at once, and the most pods that one pass creates, or removes because they are
@@ -173,13 +173,10 @@ pub fn start_problem(pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Inst
     });
     if let Some(stuck) = stuck {
         let reason = if stuck.has_image() { Reason::ContainerStartFailed } else { Reason::ImagePullFailed };
-        let whose = if stuck.container == CLAIMER {
-            "the claimer (set by the operator's --claimer-image)"
-        } else {
-            &stuck.container
-        };
+        let Stuck { container, image, reason: why, message } = stuck;
+        let set_by = if container == CLAIMER { ", set by the operator's --claimer-image" } else { "" };
         let message =
-            format!("{whose} does not start with image {}: {}: {}", stuck.image, stuck.reason, stuck.message);
+            format!("container {container} (image {image}{set_by}) does not start: {why}: {message}");
         return Some(reason.because(message));
     }
     // Some pods without a node, or on a slow node, are normal in a full cluster; all of them are not.

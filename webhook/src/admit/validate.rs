@@ -45,7 +45,7 @@ impl Admission {
         if change == Change::Nothing {
             return Answer::allow();
         }
-        set_namespace(&mut request);
+        complete_metadata(&mut request);
         let mut answer = Answer::allow();
         let referred = match self.pipeline_of(&request).await {
             Ok(referred) => referred,
@@ -78,7 +78,7 @@ impl Admission {
         if target(request.kind).is_none() {
             return answer;
         }
-        set_namespace(&mut request);
+        complete_metadata(&mut request);
         let old_run = old_run(&request);
         let alone = rules::check(&request.object, &self.context(old_run.as_ref()));
         if alone.is_none_or(|violations| violations.is_empty()) {
@@ -352,11 +352,13 @@ pub(super) fn is_being_deleted(object: &Value) -> bool {
     object.pointer("/metadata/deletionTimestamp").is_some_and(|time| !time.is_null())
 }
 
-/// Copies the namespace of the request into the object: users may omit it there, and rules compare it.
-fn set_namespace(request: &mut Request) {
-    if let Some(metadata) = request.object.get_mut("metadata").and_then(Value::as_object_mut)
-        && !request.namespace.is_empty()
-    {
+/// Copies namespace and name of the request into the object: users may omit them there, and rules check them.
+fn complete_metadata(request: &mut Request) {
+    let Some(metadata) = request.object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    if !request.namespace.is_empty() {
         metadata.insert("namespace".to_owned(), Value::String(request.namespace.clone()));
+    }
+    if !request.name.is_empty() {
+        metadata.entry("name").or_insert_with(|| Value::String(request.name.clone()));
     }
 }
