@@ -122,7 +122,7 @@ pub fn of(pod: &WorkerPod, non_retryable: &[i32], known: &Known) -> Option<Judge
 /// The judgement about a pod with a container that has not started for too long.
 pub fn of_stuck(pod: &WorkerPod, stuck: &Stuck) -> Judgement {
     let Stuck { container, image, reason, message } = stuck;
-    let text = format!("{reason}: {container} does not start with image {image}: {message}");
+    let text = format!("{reason}: container {container} (image {image}) does not start: {message}");
     let missing = if stuck.has_image() { Dependency::Container } else { Dependency::Image };
     disruption(pod, Cause::Dependency(missing), Failure::new(&text, None), true)
 }

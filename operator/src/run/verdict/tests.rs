@@ -277,7 +277,7 @@ fn pods_that_are_gone_stuck_or_unprepared_are_disruptions_and_slow_filters_are_n
     assert_eq!((counts(&pulling), pulling.dependency()), (true, Some(Dependency::Image)));
     assert_eq!(
         pulling.failure().map(Failure::reason),
-        Some("ImagePullBackOff: resize does not start with image r:1: not found")
+        Some("ImagePullBackOff: container resize (image r:1) does not start: not found")
     );
     assert_eq!(of_stuck(&pod, &stuck("CreateContainerError")).dependency(), Some(Dependency::Container));
     assert!(matches!(of_timeout(&pod, SECOND).verdict, Verdict::Failed(_)));
