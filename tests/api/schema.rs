@@ -283,6 +283,8 @@ fn short_names_categories_and_columns_are_those_that_people_know() {
         ("Age", AGE),
         ("+Queued", ".status.counts.queued"),
         ("+Running", ".status.counts.running"),
+        ("+Rate", ".status.rate"),
+        ("+ETA", ".status.estimatedCompletionTime"),
         ("+Job", ".status.jobName"),
         ("+Duration", ".status.duration"),
     ];

@@ -14,7 +14,7 @@ use super::pass::Pass;
 use crate::error::{Error, Obstacle, Reason, is_refusal, refused};
 use crate::names;
 use crate::pods::{Failed, Stage, Stuck, WorkerPod};
-use protocol::container::CLAIMER;
+use protocol::container::{CLAIMER, INSTALL, PUBLISHER, WORKER};
 
 /// How many requests run at once, and the most pods that one pass creates, or removes because they are
 /// settled. Pods that end meanwhile are settled by the next pass, and wait no longer than these requests
@@ -174,7 +174,8 @@ pub fn start_problem(pods: &[Arc<WorkerPod>], start_timeout: Duration, now: Inst
     if let Some(stuck) = stuck {
         let reason = if stuck.has_image() { Reason::ContainerStartFailed } else { Reason::ImagePullFailed };
         let Stuck { container, image, reason: why, message } = stuck;
-        let set_by = if container == CLAIMER { ", set by the operator's --claimer-image" } else { "" };
+        let is_ours = [CLAIMER, INSTALL, PUBLISHER, WORKER].contains(&container.as_str());
+        let set_by = if is_ours { ", set by the operator's --claimer-image" } else { "" };
         let message =
             format!("container {container} (image {image}{set_by}) does not start: {why}: {message}");
         return Some(reason.because(message));
