@@ -190,26 +190,3 @@ async fn a_refused_change_does_not_make_flux_create_the_object_again() {
         }
     }
 }
-
-/// A policy gained a default, and a GitOps engine adds its tracking label: the label alone must not make the
-/// stored object answer for today's rules.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_new_label_adds_no_default_to_a_stored_object() {
-    let webhook = Webhook::start();
-    webhook.policy(&json!({
-        "metadata": { "name": "modes" },
-        "spec": { "appliesTo": ["Pipeline", "PipelineRun"], "defaults": [{ "field": "spec.source.include", "value": ["*.jpg"] }] }
-    }));
-    for object in [pipeline(), run()] {
-        let kind = if object["kind"] == "Pipeline" {
-            crds::rules::Kind::Pipeline
-        } else {
-            crds::rules::Kind::PipelineRun
-        };
-        let mut stored = crds::rules::default(kind, &object);
-        stored["spec"]["source"].as_object_mut().unwrap().remove("include");
-        let labelled = with(stored.clone(), "/metadata/labels", json!({ "team": "a" }));
-        let answer = asked(&webhook, &update(&stored, &labelled)).await;
-        assert_eq!((&answer["allowed"], answer.get("patch")), (&json!(true), None), "{answer}");
-    }
-}

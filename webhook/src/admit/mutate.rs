@@ -30,14 +30,9 @@ pub(super) fn fill_in(
     let written = written(object);
     let mut defaulted = rules::default(*kind, &written);
     if let Some(target) = target(*kind) {
-        // Defaults never change the spec of a stored run; a Pipeline may gain a field with any change of its spec.
+        // Defaults never change the spec of a stored run; a Pipeline may gain a field with any change.
         let stored = (*operation == Operation::Update && *kind == Kind::PipelineRun).then_some(&*old_object);
         policies.fill_in(target, &namespace.labels, &mut defaulted, stored);
-    }
-    if *operation == Operation::Update && object.get("spec") == old_object.get("spec") {
-        // Otherwise a new label would change the spec of an object that was admitted long ago, and the object would
-        // be judged by today's rules.
-        defaulted["spec"] = written["spec"].clone();
     }
     let patch = json_patch::diff(&written, &defaulted);
     if let (Value::Object(object), Value::Object(defaulted)) = (object, defaulted) {
