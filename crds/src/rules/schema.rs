@@ -220,11 +220,12 @@ fn check_text(at: &Path, schema: &Value, text: &str, out: &mut Findings) {
         out.add(at, Rule::UnknownValue, message, suggest::fix(text, &allowed));
         return;
     }
-    if is_oversized(schema, "maxLength", text.len()) {
+    // Characters, as in the schema: a text within its bounds must never count as oversized.
+    let length = text.chars().count();
+    if is_oversized(schema, "maxLength", length) {
         out.note_oversized();
     }
-    let length = text.chars().count() as f64;
-    check_bounds(at, schema, ("minLength", "maxLength"), length, "characters", Rule::TextLength, out);
+    check_bounds(at, schema, ("minLength", "maxLength"), length as f64, "characters", Rule::TextLength, out);
 }
 
 /// Whether something is so much larger than it may be that it is no mistake of a person: the API server would

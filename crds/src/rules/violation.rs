@@ -28,7 +28,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// How many mistakes of one object are collected: more help nobody, and a hostile object can have a million.
+/// How many mistakes of one object are collected: more would not help, and a hostile object may have a
+/// million.
 pub(super) const FINDINGS_MAX: usize = 100;
 /// How long each text of a violation may be. The allowed words of a field fit; a key of megabytes does not.
 const TEXT_BYTES_MAX: usize = 2_048;
