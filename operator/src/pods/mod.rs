@@ -216,7 +216,7 @@ impl WorkerPod {
     /// files, its worker still reports on the others. If the container was killed, it may not be to blame.
     pub fn ends_by(&self) -> Option<Instant> {
         let wait = match &self.stage {
-            Stage::Failed(_) if self.is_warm => self.running.then_some(LAST_WORDS_WITHIN),
+            Stage::Failed(_) if self.is_warm && self.running => Some(LAST_WORDS_WITHIN),
             Stage::Failed(Failed { exit_code: Some(code), .. }) if *code > KILLED => {
                 (!self.stopped && self.deleting.is_none()).then_some(LAST_STATUS_WITHIN)
             }

@@ -530,8 +530,11 @@ fn a_warm_pod_of_which_one_container_failed_is_over_when_the_others_have_ended_o
     let before = last - Duration::from_millis(1);
     assert!(ending.is_ending(before) && !ending.is_over(before));
     assert!(!ending.is_ending(last) && ending.is_over(last));
-    let ended_too = WorkerPod::read(&serving(ended(26), ended(137)), Some(&ending), now);
+    let ended_too = WorkerPod::read(&serving(ended(26), ended(1)), None, now);
     assert!(!ended_too.is_ending(now) && ended_too.is_over(now));
+    let killed = WorkerPod::read(&serving(ended(26), ended(137)), Some(&ending), now);
+    assert!(killed.is_ending(now), "its kubelet may have killed it, and says so with the pod's last status");
+    assert!(killed.is_over(now + LAST_STATUS_WITHIN));
     let of_one_file = in_mesh("Running", &[container(CLAIMER, ended(0))], &[container("resize", ended(3))]);
     assert!(of_one_file.is_over(of_one_file.since), "it has only this file");
     let main = [container("resize", ended(3)), container("proxy", runs())];
