@@ -71,7 +71,7 @@ pub async fn supervise(ctx: Arc<Context>, mut touched: mpsc::UnboundedReceiver<U
 pub async fn sweep(ctx: Arc<Context>) {
     let (mut renewed, mut compared): (Option<Instant>, bool) = (None, false);
     loop {
-        // Once: what goes from now on is seen. The watches have shown everything before this task starts.
+        // Once: what goes from now on is seen. A run that the watches have not shown yet is looked up.
         if !compared {
             match run::note_gone_unseen(&ctx).await {
                 Ok(()) => compared = true,

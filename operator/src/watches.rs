@@ -18,13 +18,13 @@ use tokio::task::JoinSet;
 use crate::names::RUN_UID_LABEL;
 use crate::world::World;
 
-/// How long all namespaces may take to deliver their objects. One that cannot be read must not stop the others
-/// forever: it may have been deleted, or its rights may not be there yet.
+/// How long all namespaces may take to deliver their objects. One that cannot be read must not stop the
+/// others forever: it may have been deleted, or its rights may not be there yet.
 const SYNCED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Starts all watches. Returns once each of them has delivered all existing objects or, if that takes too long,
-/// once those of any namespace have. The runs of a namespace appear last, when everything else in it is known:
-/// an operator that knows a run but not its pods would create them again.
+/// Starts all watches. Returns once each of them has delivered all existing objects or, if that takes too
+/// long, once those of any namespace have. The runs of a namespace appear last, when everything else in it is
+/// known: an operator that knows a run but not its pods would create them again.
 pub async fn start(client: &Client, namespaces: &[String], world: &Arc<World>, tasks: &mut JoinSet<()>) {
     let namespaces: Vec<Option<&str>> = match namespaces {
         [] => vec![None],
@@ -42,8 +42,15 @@ pub async fn start(client: &Client, namespaces: &[String], world: &Arc<World>, t
         tasks.spawn(watches.follow::<Pod>(Some(RUN_UID_LABEL)));
         let (runs_synced, mut runs_done) = mpsc::channel::<()>(1);
         let runs = Watches { synced: runs_synced, ..watches }.follow::<PipelineRun>(None);
+        if let Some(namespace) = namespace {
+            world.await_namespace(namespace);
+        }
+        let (world, known) = (Arc::clone(world), namespace.map(str::to_owned));
         tasks.spawn(async move {
             while done.recv().await.is_some() {}
+            if let Some(namespace) = known {
+                world.namespace_is_read(&namespace);
+            }
             runs.await;
         });
         let name = namespace.map(str::to_owned);
@@ -58,13 +65,13 @@ pub async fn start(client: &Client, namespaces: &[String], world: &Arc<World>, t
     tokio::pin!(late);
     while !missing.is_empty() {
         tokio::select! {
-            Some(Ok(name)) = rounds.join_next() => {
-                missing.remove(&name);
-            }
+            joined = rounds.join_next() => match joined {
+                Some(Ok(name)) => drop(missing.remove(&name)),
+                Some(Err(_)) | None => return,
+            },
             () = &mut late, if missing.len() < all => {
                 let namespaces: Vec<&str> = missing.iter().flatten().map(String::as_str).collect();
-                tracing::warn!(?namespaces, "these namespaces cannot be read yet: their runs wait until they can be");
-                rounds.detach_all();
+                tracing::warn!(?namespaces, "these namespaces cannot be read: their runs wait until they can be");
                 return;
             }
         }
@@ -145,6 +152,7 @@ mod tests {
         let began = tokio::time::Instant::now();
         start(&client, &["bad".to_owned(), "good".to_owned()], &world, &mut tasks).await;
         assert_eq!(began.elapsed().as_secs(), SYNCED_WITHIN.as_secs());
+        assert!(world.is_unread("bad") && !world.is_unread("good"), "the grants of one are unknown");
         let uid: Uid = "u".into();
         assert!(world.view(&uid).is_some(), "the run of the other namespace is known");
         let asked = asked.lock().unwrap();

@@ -30,6 +30,10 @@ impl Pass<'_> {
         if due || checked.is_none() {
             self.ensure_worker_user(prepared).await?;
         }
+        // Until a namespace can be read, its grants permit what they permitted before.
+        if self.unread_namespace(&prepared.snapshot).is_some() {
+            return Ok(());
+        }
         if due || self.memory.withheld.is_some() || self.check_grants(&prepared.snapshot).is_err() {
             let withheld = match self.copy_credentials(prepared).await {
                 Ok(_) => None,
@@ -75,8 +79,17 @@ impl Pass<'_> {
         Ok(found.map_err(Error::kubernetes(format!("read Secret {namespace}/{name}")))?)
     }
 
+    /// A namespace whose grants the run needs, if they are unknown because it cannot be read yet.
+    fn unread_namespace(&self, snapshot: &Snapshot) -> Option<String> {
+        snapshot.namespaces().into_iter().find(|namespace| self.ctx.world.is_unread(namespace))
+    }
+
     /// Runs in every pass, before any Secret is read, so that a revoked grant stops working at once.
     fn check_grants(&self, snapshot: &Snapshot) -> Result<(), Stop> {
+        if let Some(namespace) = self.unread_namespace(snapshot) {
+            let message = format!("the namespace {namespace} cannot be read yet, so its grants are unknown");
+            return Err(Reason::OperatorRefused.because(message).into());
+        }
         let own = self.run.namespace().unwrap_or_default();
         let mut others = snapshot.namespaces();
         others.retain(|namespace| *namespace != own);

@@ -5,7 +5,7 @@ mod pods;
 mod runs;
 mod shelf;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crds::v1alpha1::{Pipeline, PipelineRun, ReferenceGrant};
@@ -46,6 +46,8 @@ struct Inner {
     grants: Shelf<Key, ReferenceGrant>,
     jobs: Shelf<Place, Job>,
     pods: HashMap<Place, RunPods>,
+    /// Namespaces of which not everything is known yet.
+    unread: HashSet<String>,
 }
 
 /// A consistent view of one run.
@@ -63,6 +65,21 @@ impl World {
     pub fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Uid>) {
         let (touched, receiver) = mpsc::unbounded_channel();
         (Arc::new(Self { inner: Mutex::default(), touched, pipelines_touched: Notify::new() }), receiver)
+    }
+
+    /// Notes a namespace that is watched from now on.
+    pub fn await_namespace(&self, namespace: &str) {
+        self.lock().unread.insert(namespace.to_owned());
+    }
+
+    /// Notes that everything but the runs of a namespace is known.
+    pub fn namespace_is_read(&self, namespace: &str) {
+        self.lock().unread.remove(namespace);
+    }
+
+    /// Whether a namespace is watched, and nothing can be said about its grants yet.
+    pub fn is_unread(&self, namespace: &str) -> bool {
+        self.lock().unread.contains(namespace)
     }
 
     /// The run, with its Job and pods; `None` if the run is gone.
