@@ -1,6 +1,7 @@
 //! Ends a run: the queue is closed, every pod is removed, and then the Job and the run report the end in the
 //! same pass. Each step can be repeated, so a crash between any two of them changes nothing.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ impl Pass<'_> {
         let mut failures = self.report.failures.clone().unwrap_or_default();
         if end.is_abort() {
             failures.extend(status::never_processed(self.report.counts.unwrap_or_default(), end.as_ref()));
+            failures.sort_by_key(|group| Reverse(group.count));
         }
         let outcome = RunOutcome {
             succeeded: end == End::Completed,

@@ -1,5 +1,6 @@
-//! Groups of failures that are alike: a thousand files that are "not a picture" are one line for the person who
-//! looks at the run. They are counted from the dead letters themselves, so no crash makes the counts wrong.
+//! Groups of failures that are alike: a thousand files that are "not a picture" are one line for the person
+//! who looks at the run. They are counted from the dead letters themselves, so no crash makes the counts
+//! wrong.
 
 use std::collections::HashMap;
 
@@ -21,8 +22,8 @@ const DIFFERS: &str = "…";
 #[derive(Debug, Default)]
 pub struct FailureGroups(HashMap<Kind, Members>);
 
-/// Failures are alike if their exit code is the same, and their reason but for the parts that differ from file to
-/// file.
+/// Failures are alike if their exit code is the same, and their reason is too, except for the parts that
+/// differ from file to file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Kind {
     reason: String,

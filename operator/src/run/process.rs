@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crds::v1alpha1::Phase;
 use kube::ResourceExt;
-use queue::{Pause, Stats};
+use queue::{Pause, State, Stats};
 
 use super::build::job::is_suspended;
 use super::decide::{self, Plan, Seen};
@@ -33,7 +33,10 @@ impl Pass<'_> {
         if self.memory.listing.is_complete && is_to_be_listed(&stats) {
             return Ok(self.list_again());
         }
-        self.report_failures(&prepared.queue, stats.failed).await?;
+        // An abort turns all files that are left into dead letters, and its outcome is already written.
+        if stats.state != State::Closing {
+            self.report_failures(&prepared.queue, stats.failed).await?;
+        }
         self.memory.pace.note(self.now, stats.succeeded + stats.failed);
         self.report.rate = self.memory.pace.per_second();
         self.report.workers = Some(self.view.pods.iter().filter(|pod| pod.is_alive()).count());
@@ -200,7 +203,9 @@ impl Pass<'_> {
         // A problem of the listing was reported earlier in this pass: queued files are processed regardless.
         let obstacle = obstacle.or_else(|| self.report.obstacle.take()).or_else(queue_full);
         // A new operator does not know whether the outage that the status shows is over.
-        let shown = memory.outage_before.as_ref().filter(|_| memory.breakers.know_nothing_of_storage());
+        let is_open =
+            self.report.phase != Some(Phase::Suspended) && memory.breakers.know_nothing_of_storage();
+        let shown = memory.outage_before.as_ref().filter(|_| is_open);
         self.report.obstacle = obstacle.or_else(|| shown.cloned());
     }
 }

@@ -99,11 +99,16 @@ pub fn build(run: &PipelineRun, report: &Report, now: &Time) -> PipelineRunStatu
     let failures = outcome.map(|outcome| &outcome.failures).or(report.failures.as_ref());
     let speed = match outcome {
         Some(_) => Speed { workers: old.workers.map(|_| 0), ..Speed::default() },
-        // It changes all the time, and alone is no reason to write the status.
-        None if counts == old.counts && Some(phase) == old.phase => {
-            Speed { rate: old.rate, completion: old.estimated_completion_time, workers: old.workers }
+        None if phase == Phase::Suspended => Speed { workers: whole(report.workers), ..Speed::default() },
+        None if counts != old.counts || Some(phase) != old.phase => {
+            Speed::of(report, counts.unwrap_or_default(), listed.is_some(), now)
         }
-        None => Speed::of(report, counts.unwrap_or_default(), listed.is_some(), now),
+        // Nothing was settled for a minute: neither rate nor estimate holds any longer.
+        None if report.rate == Some(0.0) => {
+            Speed { workers: old.workers, ..Speed::of(report, Counts::default(), true, now) }
+        }
+        // They change all the time, and alone are no reason to write the status.
+        None => Speed { rate: old.rate, completion: old.estimated_completion_time, workers: old.workers },
     };
     PipelineRunStatus {
         observed_generation: run.metadata.generation,
@@ -152,15 +157,19 @@ impl Speed {
                 .rate
                 .map(|rate| format!("{rate:.decimals$}", decimals = if rate < 10.0 { 2 } else { 0 })),
             completion: completion.and_then(|time| Timestamp::from_second(time.as_second()).ok()).map(Time),
-            workers: report.workers.and_then(|workers| i64::try_from(workers).ok()),
+            workers: whole(report.workers),
         }
     }
+}
+
+fn whole(number: Option<usize>) -> Option<i64> {
+    number.and_then(|number| i64::try_from(number).ok())
 }
 
 /// The files that a run which ends early never processed, as a group of failures.
 pub fn never_processed(counts: Counts, end: &str) -> Option<FailureGroup> {
     let count = counts.queued + counts.running;
-    let reason = format!("{end}: not processed, because the run ended before");
+    let reason = format!("{end}: not processed before the run ended");
     (count > 0).then_some(FailureGroup { reason, count, example: None, last_time: None })
 }
 
@@ -473,6 +482,18 @@ mod tests {
             let slow = build(&run, &report(41, rate), &at(6));
             assert_eq!(slow.estimated_completion_time, None, "{rate:?}");
         }
+        // An outage: the status must not promise an end that has passed.
+        let still = build(&run, &report(40, Some(0.0)), &at(99));
+        assert_eq!(
+            (still.rate.as_deref(), still.estimated_completion_time, still.workers),
+            (Some("0.00"), None, Some(4))
+        );
+        let suspended = Report { phase: Some(Phase::Suspended), workers: Some(0), ..report(40, Some(9.0)) };
+        let suspended = build(&run, &suspended, &at(99));
+        assert_eq!(
+            (suspended.rate, suspended.estimated_completion_time, suspended.workers),
+            (None, None, Some(0))
+        );
         let listing = Report { listed: Some(100), ..report(41, Some(2.5)) };
         assert_eq!(build(&run, &listing, &at(6)).estimated_completion_time, None, "there may be more files");
     }
