@@ -18,15 +18,15 @@ pub enum Exit {
     ObjectGone = 15,
     /// The object is not the one that was listed: its etag, length or checksum differs.
     ObjectChanged = 16,
-    /// After all tries, the storage does not answer, answers 408, 429 or 5xx, or not as S3 does, knows no such
-    /// bucket, does not have what was uploaded, or its certificate is not trusted.
+    /// After all tries, the storage does not answer, answers 408, 429 or 5xx, or not as S3 does, knows no
+    /// such bucket, does not have what was uploaded, or its certificate is not trusted.
     StorageUnreachable = 17,
     /// The workspace has no space left.
     DiskFull = 18,
     /// Another failure of the workspace.
     LocalIo = 19,
-    /// Some results cannot be published: a link leads out of their folder, a name is too long, or a result was
-    /// replaced meanwhile.
+    /// Some results cannot be published: a link leads out of their folder, a name is too long, or a result
+    /// was replaced meanwhile.
     PublishIncomplete = 20,
     /// The storage ended the body early, on every try.
     ObjectTruncated = 21,

@@ -1,6 +1,6 @@
 -- stop: tell pods to finish their current file and end, by an entry in their inboxes.
--- Survives: a lost reply or inbox, because the call is repeated until the pods have ended. Also, a full server: pods
--- that end give back what they hold.
+-- Survives: a lost reply or inbox, because the call is repeated until the pods have ended. It also works on a full
+-- server, because pods that end free memory.
 -- ARGV: group, epoch, field of the entry, lifetime of an inbox without files in ms, then pods
 if lost() then return { 'LOST' } end
 

@@ -1,6 +1,6 @@
 //! Buckets that exceed the queue's limit: the listing pauses, files are processed meanwhile, and the run
-//! ends. Also, limits that end a run without pods, many runs of one namespace, and a hundred Warm pods without
-//! an operator. The pods are played, so that thousands of them fit into a minute.
+//! ends. Also, limits that end a run without pods, many runs of one namespace, and a hundred Warm pods
+//! without an operator. The pods are played, so that thousands of them fit into a minute.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -177,7 +177,8 @@ async fn a_run_ends_at_its_limits_while_it_is_listed_and_while_it_is_suspended()
     spec["source"]["bucket"]["endpoint"] = json!(proxy.url);
     lab.create::<Pipeline>(json!({"metadata": {"name": "stuck"}, "spec": spec})).await;
 
-    let soon_over = json!({"timeout": "8s"});
+    // Long enough for the small bucket to be listed beside the others.
+    let soon_over = json!({"timeout": "25s"});
     let stuck = json!({"pipelineRef": {"name": "stuck"}, "source": {"prefix": "f/"}, "execution": soon_over});
     lab.run("stuck", stuck).await;
     lab.run("suspended", json!({"suspend": true, "source": {"prefix": "small/"}, "execution": soon_over}))

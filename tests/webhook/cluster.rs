@@ -244,8 +244,8 @@ impl Answers {
     }
 }
 
-/// The commands that people type, which send other requests than `create` and `replace`: `kubectl apply` of new
-/// and of stored objects, and `kubectl patch`. Everything that is used here is stored already.
+/// The commands that people type, which send other requests than `create` and `replace`: `kubectl apply` of
+/// new and of stored objects, and `kubectl patch`. Everything that is used here is stored already.
 fn apply_and_patch_are_answered_in_our_words(cluster: &Cluster) {
     let refused = |arguments: &[&str], object: &Value, title: &str, rule: Rule| {
         let (admitted, answer) = cluster.kubectl(arguments, object);

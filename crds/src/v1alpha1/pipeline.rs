@@ -179,8 +179,8 @@ pub struct Filter {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<ResourceRequirements>,
 
-    /// When to pull the image. If omitted, Kubernetes' default applies: `Always` for the tag `latest`, or with
-    /// neither tag nor digest; otherwise `IfNotPresent`.
+    /// When to pull the image. If omitted, Kubernetes' default applies: `Always` for the tag `latest`, or
+    /// with neither tag nor digest; otherwise `IfNotPresent`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
 }

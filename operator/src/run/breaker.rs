@@ -232,10 +232,10 @@ impl Breakers {
         let problem = dependency.problem();
         let charge = match dependency.operation() {
             Some(Operation::Fetch) if breaker.last_success.is_none() => {
-                "this operator has seen no file being fetched yet, so nothing shows that a file is at fault, and none is charged"
+                "this operator has not seen a file fetched yet, so nothing shows that a file is at fault, and none is charged"
             }
             Some(Operation::Publish) if breaker.last_success.is_none() => {
-                "this operator has seen no result being published yet, so nothing shows that a file is at fault, and none is charged"
+                "this operator has not seen a result published yet, so nothing shows that a file is at fault, and none is charged"
             }
             Some(_) => "no file is charged",
             None => "files go back to the queue, and a file that never progresses is eventually charged",
@@ -249,8 +249,8 @@ impl Breakers {
         Some(dependency.reason().because(format!("{problem}: {error}; {charge}; {next}")))
     }
 
-    /// Whether nothing shows yet whether source and sink are available: neither has an operation succeeded, nor
-    /// have enough failed.
+    /// Whether nothing shows yet whether source and sink are available: neither has an operation succeeded,
+    /// nor have enough failed.
     pub fn know_nothing_of_storage(&self) -> bool {
         [Dependency::Source, Dependency::Sink].iter().all(|storage| {
             let breaker = self.breakers.get(storage);

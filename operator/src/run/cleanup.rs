@@ -52,8 +52,8 @@ impl Pass<'_> {
         let (ctx, run) = (self.ctx, self.run);
         self.memory.listing.task = None;
         if !has_finalizer(run) {
-            // Another program removed our finalizer while a third one's keeps the run. This operator may see the
-            // run for the first time.
+            // Another program removed our finalizer while a third one's keeps the run. This operator may see
+            // the run for the first time.
             if let Ok(run_id) = setup::run_id(run) {
                 note_vanished(ctx, self.uid, &run_id, true).await?;
             }

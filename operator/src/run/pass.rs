@@ -172,7 +172,8 @@ impl<'a> Pass<'a> {
     }
 
     /// Reports the files that failed permanently, for the status: the newest, and all of them in groups. The
-    /// dead letters that were written since are read whenever more files have failed; a new operator reads all.
+    /// dead letters that were written since are read whenever more files have failed; a new operator reads
+    /// all.
     pub async fn report_failures(&mut self, queue: &RunQueue, failed: u64) -> Result<(), Stop> {
         if self.memory.failures.are_outdated(failed) {
             let mut after = self.memory.failures.last_read(failed);

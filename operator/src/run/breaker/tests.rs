@@ -300,7 +300,7 @@ fn the_message_names_what_fails_how_and_what_happens_next() {
     for part in [
         "the source's storage is unavailable",
         "StorageUnreachable: s3://bkt/a: no answer",
-        "this operator has seen no file being fetched yet",
+        "this operator has not seen a file fetched yet",
         "one pod at a time tries again",
     ] {
         assert!(first.contains(part), "no {part:?} in {first:?}");
