@@ -97,17 +97,19 @@ impl Context {
         self.publish(run, EventType::Warning, reason, note.into(), None);
     }
 
-    /// Publishes a warning about a run, concerning one of its pods. Warnings for the same reason are merged
-    /// under the text of the first, unless they concern different pods.
-    pub fn warn_about(&self, run: &PipelineRun, pod: &str, reason: &str, note: impl Into<String>) {
+    /// Publishes a warning about a run, concerning a file in one of its pods. Warnings for the same reason are
+    /// merged under the text of the first, unless they concern different things: without the file, those of a
+    /// pod that processes many files would be one.
+    pub fn warn_about(&self, run: &PipelineRun, pod: &str, file: &str, reason: &str, note: String) {
         let pod = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
             name: Some(pod.to_owned()),
             namespace: run.namespace(),
+            field_path: Some(format!("files{{{file}}}")),
             ..ObjectReference::default()
         };
-        self.publish(run, EventType::Warning, reason, note.into(), Some(pod));
+        self.publish(run, EventType::Warning, reason, note, Some(pod));
     }
 
     /// Publishes in the background: a lost event is no reason to stop.

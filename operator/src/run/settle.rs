@@ -315,7 +315,7 @@ impl Pass<'_> {
     pub fn warn_about_file(&self, reason: &str, file: &str, failure: &Failure, pod: Option<&str>) {
         let note = format!("{file}: {}", failure.reason());
         match pod {
-            Some(pod) => self.ctx.warn_about(self.run, pod, reason, note),
+            Some(pod) => self.ctx.warn_about(self.run, pod, file, reason, note),
             None => self.ctx.warn(self.run, reason, note),
         }
     }
