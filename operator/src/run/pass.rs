@@ -176,11 +176,10 @@ impl<'a> Pass<'a> {
     /// all.
     pub async fn report_failures(&mut self, queue: &RunQueue, failed: u64) -> Result<(), Stop> {
         if self.memory.failures.are_outdated(failed) {
-            let mut after = self.memory.failures.last_read(failed);
             loop {
+                let after = self.memory.failures.last_read(failed);
                 let letters = queue.dead_letters(after.as_ref(), DEAD_LETTERS_PAGE).await?;
                 let is_last = letters.len() < DEAD_LETTERS_PAGE;
-                after = letters.last().map(|letter| letter.entry.clone()).or(after);
                 self.memory.failures.read(letters);
                 if is_last {
                     break;
