@@ -12,6 +12,21 @@ fn at(seconds: i64) -> Time {
     Time(k8s_openapi::jiff::Timestamp::from_second(seconds).unwrap())
 }
 
+/// How a run ended after nine seconds, without a file left out.
+fn outcome(succeeded: bool, reason: &str) -> RunOutcome {
+    RunOutcome {
+        succeeded,
+        reason: reason.to_owned(),
+        start_time: None,
+        completion_time: at(9),
+        job_name: None,
+        recent_failures: Vec::new(),
+        failures: Vec::new(),
+        skipped_files: 0,
+        partly_listed: false,
+    }
+}
+
 fn state<'a>(status: &'a PipelineRunStatus, type_: &str) -> &'a str {
     &status.conditions.iter().find(|condition| condition.type_ == type_).unwrap().status
 }
@@ -132,16 +147,10 @@ fn a_time_changes_only_with_its_state() {
 #[test]
 fn an_end_is_told_to_people_and_to_tools() {
     let counts = Counts { total_files: 2, queued: 0, running: 0, succeeded: 1, failed: 1, retried: 0 };
-    let outcome = |succeeded, reason: &str| RunOutcome {
-        succeeded,
-        reason: reason.to_owned(),
+    let outcome = |succeeded, reason| RunOutcome {
         start_time: Some(at(0)),
         completion_time: at(3_725),
-        job_name: None,
-        recent_failures: Vec::new(),
-        failures: Vec::new(),
-        skipped_files: 0,
-        partly_listed: false,
+        ..outcome(succeeded, reason)
     };
     let report = |outcome| Report { counts: Some(counts), outcome: Some(outcome), ..Report::default() };
     let failed = build(&run(), &report(outcome(false, "FilesFailed")), &at(3_725));
@@ -154,17 +163,7 @@ fn an_end_is_told_to_people_and_to_tools() {
 
 #[test]
 fn a_run_whose_workers_misbehaved_says_what_to_do() {
-    let outcome = RunOutcome {
-        succeeded: false,
-        reason: End::WorkersMisbehaving.as_ref().to_owned(),
-        start_time: None,
-        completion_time: at(9),
-        job_name: None,
-        recent_failures: Vec::new(),
-        failures: Vec::new(),
-        skipped_files: 0,
-        partly_listed: true,
-    };
+    let outcome = RunOutcome { partly_listed: true, ..outcome(false, End::WorkersMisbehaving.as_ref()) };
     let counts = Counts { total_files: 5, queued: 0, running: 0, succeeded: 2, failed: 3, retried: 0 };
     let words = end_in_words(&outcome, counts);
     for part in ["user was removed", "who uses its password", "under another name", "2 of 5"] {
@@ -174,17 +173,7 @@ fn a_run_whose_workers_misbehaved_says_what_to_do() {
 
 #[test]
 fn a_run_with_too_many_files_says_how_many_and_what_to_change() {
-    let outcome = RunOutcome {
-        succeeded: false,
-        reason: End::TooManyFiles.as_ref().to_owned(),
-        start_time: None,
-        completion_time: at(9),
-        job_name: None,
-        recent_failures: Vec::new(),
-        failures: Vec::new(),
-        skipped_files: 0,
-        partly_listed: false,
-    };
+    let outcome = outcome(false, End::TooManyFiles.as_ref());
     let counts =
         Counts { total_files: 2_000, queued: 0, running: 0, succeeded: 0, failed: 2_000, retried: 0 };
     let words = end_in_words(&outcome, counts);
@@ -195,17 +184,7 @@ fn a_run_with_too_many_files_says_how_many_and_what_to_change() {
 
 #[test]
 fn a_run_that_left_files_out_says_how_many_and_so_does_its_ledger() {
-    let outcome = RunOutcome {
-        succeeded: true,
-        reason: End::Completed.as_ref().to_owned(),
-        start_time: None,
-        completion_time: at(9),
-        job_name: None,
-        recent_failures: Vec::new(),
-        failures: Vec::new(),
-        skipped_files: 2,
-        partly_listed: false,
-    };
+    let outcome = RunOutcome { skipped_files: 2, ..outcome(true, End::Completed.as_ref()) };
     let counts = Counts { total_files: 1, queued: 0, running: 0, succeeded: 1, failed: 0, retried: 0 };
     let words = "1 of 1 files succeeded, 0 failed; skipped files, whose key or etag is too long: 2";
     assert_eq!(end_in_words(&outcome, counts), words);
@@ -219,17 +198,7 @@ fn a_run_that_left_files_out_says_how_many_and_so_does_its_ledger() {
 
 #[test]
 fn a_change_after_the_end_is_acknowledged_and_changes_nothing_else() {
-    let outcome = RunOutcome {
-        succeeded: true,
-        reason: "Completed".to_owned(),
-        start_time: None,
-        completion_time: at(9),
-        job_name: None,
-        recent_failures: Vec::new(),
-        failures: Vec::new(),
-        skipped_files: 0,
-        partly_listed: false,
-    };
+    let outcome = outcome(true, "Completed");
     let mut run = run();
     let ended = build(&run, &Report { outcome: Some(outcome), ..Report::default() }, &at(9));
     run.status = Some(ended.clone());
