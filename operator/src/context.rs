@@ -97,9 +97,9 @@ impl Context {
         self.publish(run, EventType::Warning, reason, note.into(), None);
     }
 
-    /// Publishes a warning about a run, concerning a file in one of its pods. Warnings for the same reason are
-    /// merged under the text of the first, unless they concern different things: without the file, those of a
-    /// pod that processes many files would be one.
+    /// Publishes a warning about a run, concerning a file in one of its pods. Warnings for the same reason
+    /// are merged under the text of the first, unless they concern different things: without the file, those
+    /// of a pod that processes many files would be one.
     pub fn warn_about(&self, run: &PipelineRun, pod: &str, file: &str, reason: &str, note: String) {
         let pod = ObjectReference {
             api_version: Some("v1".to_owned()),

@@ -73,8 +73,8 @@ impl FailureGroups {
     }
 }
 
-/// A reason without names, numbers and paths. Who failed and how, which is said before the first colon, stays:
-/// exit code 1 and exit code 137 are not alike.
+/// A reason without names, numbers and paths. Who failed and how, which is said before the first colon,
+/// stays: exit code 1 and exit code 137 are not alike.
 fn without_what_differs(reason: &str) -> String {
     // The script says so of a file that was disrupted too often; the last disruption tells more.
     if let Some((before, last)) = reason.split_once(", the last time: ")
